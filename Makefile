@@ -1,0 +1,37 @@
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# This release comes as a CPU build; an unpinned torch brings gigabytes of CUDA with it.
+TORCH ?= torch==2.13.0
+JOBS ?= 2
+
+.PHONY: help demo test test-all lint types bench docs-figures clean
+
+help:  ## show this help
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	touch $@
+
+demo: $(VENV)/installed  ## train a plain flow and a CIF on two boxes, and compare them
+	$(BIN)/ciflows compare two-uniforms resflow cif-resflow --config demo --out runs/demo --resume
+
+test: $(VENV)/installed  ## run the tests, in under ten minutes
+	$(BIN)/python -m pytest -n $(JOBS)
+
+test-all: $(VENV)/installed  ## run the slow tests too
+	$(BIN)/python -m pytest -n $(JOBS) -m "slow or not slow"
+
+lint: $(VENV)/installed  ## check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/installed  ## time training, likelihoods and sampling
+	$(BIN)/python benchmarks/speed.py
+
+clean:  ## remove the environment and what the demo made
+	rm -rf $(VENV) runs/demo

@@ -1,0 +1,135 @@
+"""Residual blocks: f⁻¹(x) = x + g(x) with Lip g < 1 (Chen et al., 2019)."""
+
+from __future__ import annotations
+
+__all__ = ["Residual"]
+
+import torch
+from torch import Tensor
+
+from ciflows.bijections.log_det import Exact, LogDet
+from ciflows.layers import Bijection, InversionError
+from ciflows.networks.lipschitz import LipschitzMLP
+from ciflows.noise import Noise
+
+ROUNDING_STEPS = 32.0
+
+
+class Residual(Bijection):
+    """z = x + g(x), inverted by an accelerated fixed-point iteration x ← z - g(x).
+
+    Arguments:
+        network: g, with a Lipschitz constant below 1.
+        log_det: How the log-determinant is had.
+        training_log_det: How it is had in training mode, where that differs.
+        max_iterations: The most evaluations of g in `decode`.
+        memory: How many past iterates the acceleration (Anderson's) combines.
+
+    Example:
+        >>> layer = Residual(LipschitzMLP(2, hidden=[32, 32])).double()
+        >>> x = torch.randn(5, 2).double()
+        >>> z, log_det = layer.encode(x)
+        >>> bool(((layer.decode(z) - x).abs() < 1e-12).all())
+        True
+    """
+
+    def __init__(
+        self,
+        network: LipschitzMLP,
+        log_det: LogDet | None = None,
+        training_log_det: LogDet | None = None,
+        max_iterations: int = 1000,
+        memory: int = 4,
+    ) -> None:
+        context = network.context
+        context_shape = None if context is None else (context.in_features,)
+        super().__init__((network.features,), context_shape=context_shape)
+        self.network = network
+        self.log_det: LogDet = log_det or Exact()
+        self.training_log_det: LogDet = training_log_det or self.log_det
+        self.max_iterations = max_iterations
+        self.memory = min(memory, network.features)
+
+    @property
+    def noisy(self) -> bool:
+        return self._log_det.noisy
+
+    @property
+    def _log_det(self) -> LogDet:
+        return self.training_log_det if self.training else self.log_det
+
+    def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
+        g, log_det = self._log_det(self.network, x, context, noise)
+        return x + g, log_det
+
+    def _decode(self, z: Tensor, context: Tensor | None, noise: Noise) -> Tensor:
+        rows = z.reshape(-1, *self.shape)
+        if context is not None:
+            context = context.expand(*z.shape[:-1], -1).reshape(len(rows), -1)
+        with torch.no_grad():
+            x = self._solve(rows, context)
+        if torch.is_grad_enabled():
+            x = self._attach(x, rows, context)
+        return x.reshape(z.shape)
+
+    def _solve(self, z: Tensor, context: Tensor | None) -> Tensor:
+        """Solve x + g(x) = z row by row, to rounding error; rows leave as they converge.
+
+        Anderson's acceleration: the next iterate is the combination of past ones whose residuals, to
+        first order, add up to the least; where that did not shrink a row's residual, the plain step,
+        which always contracts, is taken from the best iterate so far.
+        """
+        tolerance = ROUNDING_STEPS * torch.finfo(z.dtype).eps * z.norm(dim=-1).clamp(min=1)
+        solution, active = z.clone(), torch.arange(len(z), device=z.device)
+        x, best, least = z, z, z.new_full((len(z),), torch.inf)
+        past_x: list[Tensor] = []
+        past_r: list[Tensor] = []
+        for _ in range(self.max_iterations):
+            given = None if context is None else context[active]
+            residual = z[active] - self.network(x, context=given)[0] - x
+            size = residual.norm(dim=-1)  # the norm in which the plain step contracts
+            done = size <= tolerance[active]
+            if bool(done.any()):
+                solution[active[done]] = x[done]
+                if bool(done.all()):
+                    return solution
+                keep = ~done
+                active, x, residual, size = active[keep], x[keep], residual[keep], size[keep]
+                best, least = best[keep], least[keep]
+                past_x = [past[keep] for past in past_x]
+                past_r = [past[keep] for past in past_r]
+            better = size < least
+            least = torch.where(better, size, least)
+            best = torch.where(better[:, None], x + residual, best)
+            past_x, past_r = [*past_x[-self.memory :], x], [*past_r[-self.memory :], residual]
+            x = torch.where(better[:, None], _anderson(past_x, past_r), best)
+        raise InversionError(
+            f"{len(active)} of {len(z)} rows did not converge in {self.max_iterations} iterations; "
+            f"largest residual {least.max().item():.2e}, tolerance {tolerance[active].min().item():.2e}."
+        )
+
+    def _attach(self, x: Tensor, z: Tensor, context: Tensor | None) -> Tensor:
+        """Give the solution its gradient by the implicit function theorem: one Newton step, with
+        I + J held fixed."""
+        d = x.shape[-1]
+        identity = torch.eye(d, dtype=x.dtype, device=x.device)[:, None]
+        with torch.no_grad():
+            jacobian = self.network(x, identity.expand(d, *x.shape), context)[1]
+            matrix = (identity + jacobian).movedim(0, -1)
+        residual = x + self.network(x, context=context)[0] - z
+        return x - torch.linalg.solve(matrix, residual)
+
+
+def _anderson(past_x: list[Tensor], past_r: list[Tensor]) -> Tensor:
+    """The accelerated iterate from past iterates and residuals r = z - g(x) - x, each (rows, d)."""
+    x, r = past_x[-1], past_r[-1]
+    if len(past_x) == 1:
+        return x + r
+    dx = torch.stack(past_x, dim=-1).diff(dim=-1)
+    dr = torch.stack(past_r, dim=-1).diff(dim=-1)
+    limits = torch.finfo(x.dtype)
+    scale = dr.abs().amax((-2, -1), keepdim=True).clamp(min=limits.tiny)
+    scaled = dr / scale
+    ridge = 10 * limits.eps * torch.eye(dr.shape[-1], dtype=x.dtype, device=x.device)
+    gamma = torch.linalg.solve(scaled.mT @ scaled + ridge, scaled.mT @ (r[..., None] / scale))
+    return x + r - ((dx + dr) @ gamma).squeeze(-1)

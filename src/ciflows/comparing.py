@@ -1,0 +1,79 @@
+"""Several runs side by side: a table, a picture, a report."""
+
+from __future__ import annotations
+
+__all__ = ["compare_models", "report_runs"]
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ciflows.config import RunConfig
+from ciflows.errors import UserError
+from ciflows.files import write_text
+from ciflows.report import Entry, compare_picture, write_report
+from ciflows.run import Run, comparison_row, fit, load_run
+from ciflows.run import resume as resume_run
+
+
+
+def compare_models(
+    configs: Sequence[RunConfig],
+    folder: Path,
+    *,
+    device: str = "auto",
+    resume: bool = False,
+    console: Console | None = None,
+) -> list[dict[str, Any]]:
+    """Train each configuration in a folder of its own and write what they have in common.
+
+    Arguments:
+        configs: Configurations with the same data and different models.
+        folder: Gets compare.json, compare.png, report.html and a run folder for each model.
+        device: auto, cpu or cuda.
+        resume: Go on with runs found in the folder: finished ones are kept as they are.
+        console: Where progress is shown.
+    """
+    names = [config.model for config in configs]
+    if len(set(names)) < len(names):
+        raise UserError("Name each model once.")
+    if folder.exists() and any(folder.iterdir()) and not resume:
+        raise UserError(f"{folder} exists already: choose another --out, or add --resume.")
+    runs = [_fit_or_resume(config, folder / config.model, device, console) for config in configs]
+    rows = [comparison_row(run) for run in runs]
+    write_text(folder / "compare.json", json.dumps(rows, indent=2))
+    entries = _entries(runs)
+    compare_picture(folder / "compare.png", entries)
+    write_report(folder / "report.html", entries, title=f"{configs[0].data}: {' and '.join(names)}")
+    return rows
+
+
+def report_runs(folders: Sequence[Path], path: Path, device: str = "cpu") -> None:
+    """Write a report on finished runs, which must be on the same data."""
+    runs = [load_run(folder, device) for folder in folders]
+    if len({run.about["fingerprint"] for run in runs}) > 1:
+        raise UserError("These runs are on different data; a report compares runs on the same data.")
+    write_report(path, _entries(runs), title=f"{runs[0].config.data}")
+
+
+def _fit_or_resume(config: RunConfig, folder: Path, device: str, console: Console | None) -> Run:
+    if not (folder / "about.json").exists():
+        return fit(config, folder, device=device, console=console)
+    run = resume_run(folder, device=device, console=console)
+    if run.config != config:
+        raise UserError(f"{folder} holds a run with other settings: choose another --out.")
+    return run
+
+
+def _entries(runs: Sequence[Run]) -> list[Entry]:
+    dataset = runs[0].dataset()
+    names = [run.config.model for run in runs]
+    if len(set(names)) < len(names):
+        names = [run.path.name for run in runs]
+    return [
+        Entry(name, run.flow, dataset, run.metrics, run.history, run.config.to_toml())
+        for name, run in zip(names, runs, strict=True)
+    ]

@@ -1,0 +1,148 @@
+"""Densities: what a flow rests on, what its indices are drawn from, and what it is itself."""
+
+from __future__ import annotations
+
+__all__ = ["ConditionalNormal", "Density", "StandardNormal"]
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from ciflows.layers import Shape, check_shape
+from ciflows.noise import Noise
+
+LOG_2_PI = math.log(2 * math.pi)
+
+
+class Density(nn.Module, ABC):
+    """A density over x (*, shape), perhaps given a context (*, context_shape).
+
+    Arguments:
+        shape: Shape of one x.
+        context_shape: Shape of the context; None where the density ignores it.
+    """
+
+    def __init__(self, shape: Shape, context_shape: Shape | None = None) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+        self.context_shape = None if context_shape is None else tuple(context_shape)
+
+    @property
+    def exact(self) -> bool:
+        """Whether `log_weight` is the log-density itself rather than an estimate of it."""
+        return True
+
+    @property
+    def noisy(self) -> bool:
+        """Whether `log_weight` carries noise that may not enter a log-mean-exp over draws."""
+        return False
+
+    @abstractmethod
+    def log_weight(
+        self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None
+    ) -> Tensor:
+        """The log (*) of an unbiased estimate of p(x | context), from one draw; exact where `exact`."""
+
+    @abstractmethod
+    def draw(
+        self,
+        leading: torch.Size | tuple[int, ...],
+        context: Tensor | None = None,
+        noise: Noise | None = None,
+    ) -> Tensor:
+        """Draw x (*leading, *shape); a context has the same leading dimensions, or fewer."""
+
+    def draw_with_log_prob(
+        self,
+        leading: torch.Size | tuple[int, ...],
+        context: Tensor | None = None,
+        noise: Noise | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Draw x differentiably, with its log-density (*leading); for exact densities alone."""
+        x = self.draw(leading, context, noise)
+        return x, self.log_weight(x, context, noise)
+
+
+class StandardNormal(Density):
+    """N(0, I), whatever the context.
+
+    Example:
+        >>> StandardNormal((2,)).log_weight(torch.zeros(3, 2)).shape
+        torch.Size([3])
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.register_buffer("_like", torch.zeros(()), persistent=False)
+
+    def log_weight(
+        self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None
+    ) -> Tensor:
+        check_shape(x, self.shape, "StandardNormal")
+        dims = tuple(range(-len(self.shape), 0))
+        return -0.5 * (x.square() + LOG_2_PI).sum(dims)
+
+    def draw(
+        self,
+        leading: torch.Size | tuple[int, ...],
+        context: Tensor | None = None,
+        noise: Noise | None = None,
+    ) -> Tensor:
+        like = self.get_buffer("_like")
+        return (noise or Noise()).normal((*leading, *self.shape), like)
+
+
+class ConditionalNormal(Density):
+    """N(mean(c), diag(exp(log_std(c)))²), with [mean, log_std] a network's output (eqs. 6 and 12).
+
+    Arguments:
+        network: Maps the context (*, context_features) to (*, 2 features), means first.
+        features: Size of x.
+        context_features: Size of the context.
+
+    Example:
+        >>> density = ConditionalNormal(nn.Linear(3, 2 * 2), features=2, context_features=3)
+        >>> x, log_prob = density.draw_with_log_prob((5,), torch.zeros(5, 3))
+        >>> torch.allclose(log_prob, density.log_weight(x, torch.zeros(5, 3)))
+        True
+    """
+
+    def __init__(self, network: nn.Module, features: int, context_features: int) -> None:
+        super().__init__((features,), (context_features,))
+        self.network = network
+
+    def log_weight(
+        self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None
+    ) -> Tensor:
+        check_shape(x, self.shape, "ConditionalNormal")
+        mean, log_std = self._moments(context)
+        scaled = (x - mean) * torch.exp(-log_std)
+        return -(0.5 * (scaled.square() + LOG_2_PI) + log_std).sum(-1)
+
+    def draw(
+        self,
+        leading: torch.Size | tuple[int, ...],
+        context: Tensor | None = None,
+        noise: Noise | None = None,
+    ) -> Tensor:
+        return self.draw_with_log_prob(leading, context, noise)[0]
+
+    def draw_with_log_prob(
+        self,
+        leading: torch.Size | tuple[int, ...],
+        context: Tensor | None = None,
+        noise: Noise | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        mean, log_std = self._moments(context)
+        epsilon = (noise or Noise()).normal((*leading, *self.shape), like=mean)
+        log_prob = -(0.5 * (epsilon.square() + LOG_2_PI) + log_std).sum(-1)
+        return mean + torch.exp(log_std) * epsilon, log_prob
+
+    def _moments(self, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        if context is None or self.context_shape is None:
+            raise ValueError(f"ConditionalNormal: needs a context (*, {self.context_shape}).")
+        check_shape(context, self.context_shape, "ConditionalNormal, context")
+        mean, log_std = self.network(context).chunk(2, dim=-1)
+        return mean, log_std

@@ -1,0 +1,115 @@
+"""Estimates of log p(x) from importance weights, with their errors.
+
+From m draws with log-weights w_k, where E[exp w_k] = p(x):
+
+    log p(x) ≈ log (1/m) Σ exp w_k          a lower bound on average, tight as m grows
+    ELBO     ≈ (1/m) Σ w_k                  the bound for m = 1
+    ESS      = (Σ exp w_k)² / Σ exp 2w_k    effective number of draws, at most m
+    SE²      = (1/ESS - 1/m) m/(m - 1)      variance of the first line (delta method)
+
+All of it is kept as running sums, so that draws can be thrown away as soon as they are counted.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Estimate", "RunningEstimate", "Summary", "log_mean_exp", "summarise"]
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Estimate(NamedTuple):
+    """What m draws say of log p(x), for each x.
+
+    Attributes:
+        log_prob: The importance-sampling estimate of log p(x) (*).
+        elbo: The estimate of the evidence lower bound (*).
+        std_error: Monte-Carlo standard error of `log_prob` (*); 0 where it is exact, NaN for one draw.
+        effective_samples: Effective number of draws (*), between 1 and m.
+    """
+
+    log_prob: Tensor
+    elbo: Tensor
+    std_error: Tensor
+    effective_samples: Tensor
+
+
+class Summary(NamedTuple):
+    """A data set's log-likelihood, with everything needed to judge it.
+
+    Attributes:
+        log_prob: Mean of the estimates of log p(x), in nats.
+        std_error: Standard error of that mean over the data.
+        monte_carlo_error: What the finite number of draws adds to it.
+        elbo: Mean evidence lower bound.
+        effective_samples: Mean effective number of draws.
+        samples: Draws for each point, m; 1 where the model is exact.
+        points: Number of data points.
+    """
+
+    log_prob: float
+    std_error: float
+    monte_carlo_error: float
+    elbo: float
+    effective_samples: float
+    samples: int
+    points: int
+
+
+def log_mean_exp(log_weights: Tensor) -> Tensor:
+    """log (1/m) Σ_k exp w_k over the first dimension: (m, *) -> (*)."""
+    return torch.logsumexp(log_weights, dim=0) - math.log(log_weights.shape[0])
+
+
+class RunningEstimate:
+    """An `Estimate` fed draw by draw; its memory does not grow with their number.
+
+    Example:
+        >>> running = RunningEstimate()
+        >>> running.add(torch.zeros(4, 3))
+        >>> running.result().effective_samples
+        tensor([4., 4., 4.])
+    """
+
+    def __init__(self) -> None:
+        self.samples = 0
+
+    def add(self, log_weights: Tensor) -> None:
+        """Count in some more draws (k, *)."""
+        log_sum = torch.logsumexp(log_weights, dim=0)
+        log_sum_squares = torch.logsumexp(2 * log_weights, dim=0)
+        total = log_weights.sum(0)
+        if self.samples:
+            log_sum = torch.logaddexp(self._log_sum, log_sum)
+            log_sum_squares = torch.logaddexp(self._log_sum_squares, log_sum_squares)
+            total = self._sum + total
+        self._log_sum, self._log_sum_squares, self._sum = log_sum, log_sum_squares, total
+        self.samples += log_weights.shape[0]
+
+    def result(self) -> Estimate:
+        m = self.samples
+        effective = torch.exp(2 * self._log_sum - self._log_sum_squares)
+        if m > 1:
+            variance = (1 / effective - 1 / m).clamp(min=0) * m / (m - 1)
+        else:
+            variance = torch.full_like(effective, math.nan)
+        return Estimate(self._log_sum - math.log(m), self._sum / m, variance.sqrt(), effective)
+
+
+def summarise(estimate: Estimate, samples: int) -> Summary:
+    """Average per-point estimates (points,) over a data set, with errors over data and draws."""
+    points = estimate.log_prob.numel()
+    log_prob = estimate.log_prob.double()
+    spread = log_prob.std().item() / math.sqrt(points) if points > 1 else math.nan
+    return Summary(
+        log_prob=log_prob.mean().item(),
+        std_error=spread,
+        monte_carlo_error=estimate.std_error.double().square().sum().sqrt().item() / points,
+        elbo=estimate.elbo.double().mean().item(),
+        effective_samples=estimate.effective_samples.double().mean().item(),
+        samples=samples,
+        points=points,
+    )

@@ -1,0 +1,294 @@
+"""Flows: a list of layers over a base density, and the likelihoods they give."""
+
+from __future__ import annotations
+
+__all__ = ["Flow"]
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from ciflows.densities import Density, StandardNormal
+from ciflows.estimate import Estimate, RunningEstimate
+from ciflows.layers import InversionError, Layer, Shape, check_shape
+from ciflows.noise import Noise
+
+FIRST_DRAWS = 16
+
+
+class Flow(Density):
+    """A density built from layers, data side first, over a base density.
+
+    With bijections alone this is a normalising flow and every likelihood is exact. With indexed layers
+    it is a continuously indexed flow, and likelihoods are importance-sampling estimates, each with its
+    error. A flow is itself a density: it can be another flow's base, or an index's distribution.
+
+    Arguments:
+        layers: The layers, in the order in which data pass them.
+        base: The density at the noise side; N(0, I) where none is given.
+
+    Example:
+        >>> import ciflows
+        >>> flow = ciflows.build_model("cif-resflow", features=2, layers=2, hidden=[16], seed=0)
+        >>> log_prob, elbo, std_error, effective_samples = flow.estimate(torch.zeros(3, 2), samples=50)
+        >>> log_prob.shape, bool((elbo <= log_prob).all())
+        (torch.Size([3]), True)
+        >>> flow.sample(4, seed=0).shape
+        torch.Size([4, 2])
+    """
+
+    def __init__(self, layers: Sequence[Layer], base: Density | None = None) -> None:
+        if not layers and base is None:
+            raise ValueError("Flow: give at least one layer or a base.")
+        base = StandardNormal(layers[-1].noise_shape) if base is None else base
+        super().__init__(
+            layers[0].shape if layers else base.shape, _common_context([*layers, base])
+        )
+        for index, (before, after) in enumerate(zip(layers, [*layers, base][1:], strict=True)):
+            if before.noise_shape != after.shape:
+                raise ValueError(
+                    f"Flow: layer {index} ({type(before).__name__}) gives {before.noise_shape}, "
+                    f"but what follows it ({type(after).__name__}) expects {after.shape}."
+                )
+        self.layers = nn.ModuleList(layers)
+        self.base = base
+
+    @property
+    def exact(self) -> bool:
+        """Whether likelihoods need no draws, as those of a plain normalising flow."""
+        return all(part.exact for part in self._parts())
+
+    @property
+    def noisy(self) -> bool:
+        """Whether some log-determinant is estimated with noise of its own."""
+        return any(part.noisy for part in self._parts())
+
+    @property
+    def device(self) -> torch.device:
+        return next(tensor.device for tensor in [*self.parameters(), *self.buffers()])
+
+    # -- differentiable: what training uses ---------------------------------------------------------
+
+    def log_weight(
+        self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None
+    ) -> Tensor:
+        """Algorithm 1: one unbiased draw of the ELBO of each x (*, shape) -> (*)."""
+        return self._encode(self._parts(), x, context, noise or Noise())[0]
+
+    def log_weights(
+        self,
+        x: Tensor,
+        samples: int = 1,
+        context: Tensor | None = None,
+        noise: Noise | None = None,
+    ) -> Tensor:
+        """Draws of log p(x, u) - log q(u | x): (*, shape) -> (samples, *).
+
+        What stands before the first index does not depend on it and is computed once for all draws.
+        """
+        _check_samples(samples)
+        chunks = self._weight_chunks(x, samples, context, noise or Noise())
+        return torch.cat(list(chunks))
+
+    def elbo(
+        self,
+        x: Tensor,
+        samples: int = 1,
+        context: Tensor | None = None,
+        noise: Noise | None = None,
+    ) -> Tensor:
+        """The evidence lower bound, averaged over draws: (*, shape) -> (*)."""
+        return self.log_weights(x, samples, context, noise).mean(0)
+
+    # -- reporting: chunked, without gradients -------------------------------------------------------
+
+    def log_prob(
+        self,
+        x: Tensor,
+        samples: int = 100,
+        context: Tensor | None = None,
+        seed: int | None = None,
+    ) -> Tensor:
+        """The estimate of log p(x) from importance sampling, eq. (11): (*, shape) -> (*).
+
+        Exact, whatever `samples`, for a plain flow. See `estimate` for the error of the others.
+        """
+        return self.estimate(x, samples, context=context, seed=seed).log_prob
+
+    @torch.no_grad()
+    def estimate(
+        self,
+        x: Tensor,
+        samples: int = 100,
+        *,
+        std_error: float | None = None,
+        max_samples: int = 10_000,
+        context: Tensor | None = None,
+        seed: int | None = None,
+    ) -> Estimate:
+        """Estimate log p(x) with its Monte-Carlo error, for each x (*, shape).
+
+        Arguments:
+            x: Points (*, shape).
+            samples: Draws for each point, where no tolerance is given.
+            std_error: Draw until each point's standard error is at most this; those still above it
+                after `max_samples` draws are counted in a warning.
+            max_samples: The most draws for one point where `std_error` is given.
+            context: Context (*, context_shape) of a conditional density.
+            seed: Seed of the draws.
+        """
+        _check_samples(samples)
+        check_shape(x, self.shape, "Flow")
+        if self.noisy:
+            raise ValueError(
+                "Flow: its log-determinants are noisy estimates, and their noise would raise a "
+                "log-mean-exp over draws. Evaluate in eval() mode with exact log-determinants "
+                "(or, to compare with the paper's own scheme, call diagnostics.paper_log_prob)."
+            )
+        noise = Noise.seeded(seed, x.device)
+        leading = x.shape[: x.ndim - len(self.shape)]
+        rows = x.reshape(-1, *self.shape)
+        if context is not None and self.context_shape is not None:
+            check_shape(context, self.context_shape, "Flow, context")
+            context = context.expand(*leading, *self.context_shape).reshape(
+                -1, *self.context_shape
+            )
+        if std_error is None:
+            parts = list(self._estimate_rows(rows, samples, context, noise))
+        else:
+            parts = [self._estimate_until(rows, std_error, max_samples, context, noise)]
+        columns = [torch.cat(column).reshape(leading) for column in zip(*parts, strict=True)]
+        return Estimate(*columns)
+
+    @torch.no_grad()
+    def sample(self, n: int, context: Tensor | None = None, seed: int | None = None) -> Tensor:
+        """Draw n points (n, shape), or n for each context: (*, context_shape) -> (n, *, shape)."""
+        if n < 1:
+            raise ValueError(f"Flow.sample: n must be at least 1; got {n}.")
+        noise = Noise.seeded(seed, self.device)
+        each: Shape = ()
+        if context is not None and self.context_shape is not None:
+            check_shape(context, self.context_shape, "Flow, context")
+            each = tuple(context.shape[: context.ndim - len(self.context_shape)])
+        step = max(1, _rows_at_once(self.device) // max(1, torch.Size(each).numel()))
+        sizes = [min(step, n - start) for start in range(0, n, step)]
+        return torch.cat([self.draw((size, *each), context, noise) for size in sizes])
+
+    def draw(
+        self,
+        leading: torch.Size | tuple[int, ...],
+        context: Tensor | None = None,
+        noise: Noise | None = None,
+    ) -> Tensor:
+        noise = noise or Noise()
+        x = self.base.draw(leading, context, noise)
+        if context is not None and self.context_shape is not None:
+            context = context.expand(*leading, *self.context_shape)
+        for index in reversed(range(len(self.layers))):
+            layer = self.layers[index]
+            try:
+                x = cast(Layer, layer).decode(x, context, noise)
+            except InversionError as error:
+                raise InversionError(f"layer {index}, {type(layer).__name__}: {error}") from None
+        return x
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    def _parts(self) -> list[Layer | Density]:
+        return [*cast(Sequence[Layer], self.layers), self.base]
+
+    def _encode(
+        self, parts: Sequence[Layer | Density], x: Tensor, context: Tensor | None, noise: Noise
+    ) -> tuple[Tensor, Tensor]:
+        """Pass x through some of the parts: their log-weights added up (*), and what x became."""
+        total = x.new_zeros(())
+        for part in parts:
+            if isinstance(part, Layer):
+                x, log_weight = part.encode(x, context, noise)
+            else:
+                log_weight = part.log_weight(x, context, noise)
+            total = total + log_weight
+        return total, x
+
+    def _weight_chunks(
+        self, x: Tensor, samples: int, context: Tensor | None, noise: Noise
+    ) -> Iterator[Tensor]:
+        """Yield all log-weights as tensors (k, *), with no more rows at once than fit well."""
+        parts = self._parts()
+        first = next((i for i, part in enumerate(parts) if not part.exact), len(parts))
+        shared, z = self._encode(parts[:first], x, context, noise)
+        leading = x.shape[: x.ndim - len(self.shape)]
+        if first == len(parts):
+            yield shared.expand(samples, *leading)
+            return
+        step = max(1, _rows_at_once(x.device) // max(1, leading.numel()))
+        step = samples if torch.is_grad_enabled() else step
+        for start in range(0, samples, step):
+            k = min(step, samples - start)
+            copies = z.expand(k, *z.shape)
+            yield shared + self._encode(parts[first:], copies, context, noise)[0]
+
+    def _estimate_rows(
+        self, rows: Tensor, samples: int, context: Tensor | None, noise: Noise
+    ) -> Iterator[Estimate]:
+        step = _rows_at_once(rows.device)
+        for start in range(0, max(1, len(rows)), step):
+            some = slice(start, start + step)
+            given = None if context is None else context[some]
+            running = RunningEstimate()
+            for log_weights in self._weight_chunks(rows[some], samples, given, noise):
+                running.add(log_weights)
+            yield running.result()
+
+    def _estimate_until(
+        self,
+        rows: Tensor,
+        std_error: float,
+        max_samples: int,
+        context: Tensor | None,
+        noise: Noise,
+    ) -> Estimate:
+        """Give each row twice as many draws again until its standard error is small enough."""
+        samples, result = min(FIRST_DRAWS, max_samples), None
+        pending = torch.arange(len(rows), device=rows.device)
+        while True:
+            given = None if context is None else context[pending]
+            parts = list(self._estimate_rows(rows[pending], samples, given, noise))
+            latest = Estimate(*(torch.cat(column) for column in zip(*parts, strict=True)))
+            if result is None:
+                result = latest
+            else:
+                for column, values in zip(result, latest, strict=True):
+                    column[pending] = values
+            pending = pending[~(latest.std_error <= std_error)]
+            if not len(pending) or samples >= max_samples:
+                break
+            samples = min(2 * samples, max_samples)
+        if len(pending):
+            worst = result.std_error[pending].max().item()
+            warnings.warn(
+                f"{len(pending)} of {len(rows)} points still have a standard error above {std_error} "
+                f"after {max_samples} draws (the largest: {worst:.3g}). Raise max_samples.",
+                stacklevel=4,
+            )
+        return result
+
+
+def _rows_at_once(device: torch.device) -> int:
+    """How many rows to push through the layers together: enough to be quick, few enough to fit."""
+    return 2**18 if device.type == "cuda" else 2**12
+
+
+def _check_samples(samples: int) -> None:
+    if samples < 1:
+        raise ValueError(f"Flow: samples must be at least 1; got {samples}.")
+
+
+def _common_context(parts: Sequence[Layer | Density]) -> Shape | None:
+    shapes = {part.context_shape for part in parts} - {None}
+    if len(shapes) > 1:
+        raise ValueError(f"Flow: its layers expect contexts of different shapes: {shapes}.")
+    return shapes.pop() if shapes else None

@@ -1,0 +1,90 @@
+"""Continuously indexed layers: the paper's replacement of a bijection by a family of them."""
+
+from __future__ import annotations
+
+__all__ = ["Indexed", "interleave"]
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from ciflows.densities import Density
+from ciflows.layers import Bijection, Layer, Shape, join
+from ciflows.noise import Noise
+
+
+class Indexed(Layer):
+    """A family of bijections F(·; u) with a continuous index u ~ p(u | z) (section 3).
+
+    Noise to data: u ~ p(u | z), x = F(z; u). Data to noise, one step of Algorithm 1:
+
+        u ~ q(u | x),  z = F⁻¹(x; u),  log_weight = log|det DF⁻¹(x; u)| + log p(u | z) - log q(u | x)
+
+    With F(z; u) = e^{-s(u)} z - t(u) after a plain bijection f this is the paper's eq. (5): q is then
+    conditioned on f⁻¹(x) in place of x, which is the same family of posteriors.
+
+    Arguments:
+        family: A bijection that takes u as its context (u joined with the context, where there is one).
+        prior: p(u | z), with z (and the context) as its context. A `Flow` will do.
+        posterior: q(u | x), with x (and the context) as its context; its density has to be exact.
+        context_shape: Shape of the outer context of a conditional density.
+
+    Example:
+        >>> import torch
+        >>> from ciflows.bijections import Affine
+        >>> from ciflows.densities import ConditionalNormal
+        >>> from ciflows.networks import MLP
+        >>> layer = Indexed(
+        ...     Affine(2, MLP(1, 2 * 2), context_features=1),
+        ...     prior=ConditionalNormal(MLP(2, 2), features=1, context_features=2),
+        ...     posterior=ConditionalNormal(MLP(2, 2), features=1, context_features=2),
+        ... )
+        >>> z, log_weight = layer.encode(torch.randn(5, 2))
+        >>> z.shape, log_weight.shape
+        (torch.Size([5, 2]), torch.Size([5]))
+    """
+
+    def __init__(
+        self,
+        family: Bijection,
+        prior: Density,
+        posterior: Density,
+        context_shape: Shape | None = None,
+    ) -> None:
+        super().__init__(family.shape, family.noise_shape, context_shape)
+        if not posterior.exact:
+            raise ValueError(
+                "Indexed: the posterior's density must be exact, since the weight divides by it; "
+                f"{type(posterior).__name__} only estimates it."
+            )
+        self.family = family
+        self.prior = prior
+        self.posterior = posterior
+
+    @property
+    def noisy(self) -> bool:
+        return self.family.noisy or self.prior.noisy or self.posterior.noisy
+
+    def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
+        leading = x.shape[: x.ndim - len(self.shape)]
+        u, log_q = noise.posterior(self.posterior, leading, join(x, context))
+        z, log_det = self.family.encode(x, join(u, context), noise)
+        log_p = self.prior.log_weight(u, join(z, context), noise)
+        return z, log_det + log_p - log_q
+
+    def _decode(self, z: Tensor, context: Tensor | None, noise: Noise) -> Tensor:
+        leading = z.shape[: z.ndim - len(self.noise_shape)]
+        u = self.prior.draw(leading, join(z, context), noise)
+        return self.family.decode(z, join(u, context), noise)
+
+
+def interleave(
+    bijections: Sequence[Bijection], make_indexed: Callable[[Bijection], Layer]
+) -> list[Layer]:
+    """Turn a flow's bijections, data side first, into a CIF's layers: an index after each.
+
+    Arguments:
+        bijections: The layers of a plain flow.
+        make_indexed: Makes the indexed layer that follows a given bijection on the way to the noise.
+    """
+    return [layer for f in bijections for layer in (f, make_indexed(f))]

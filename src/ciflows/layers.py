@@ -1,0 +1,121 @@
+"""The contract that every layer keeps.
+
+A flow is a flat list of layers. Each maps the data side to the noise side and back:
+
+    encode(x) -> (z, log_weight)        decode(z) -> x
+
+with one promise: p(z) exp(log_weight) is an unbiased estimate of p(x). For a bijection it is exact and
+log_weight is the log-determinant log|det Dz/Dx|; for an indexed layer it holds on average over its draw
+of u (the paper's Algorithm 1).
+"""
+
+from __future__ import annotations
+
+__all__ = ["Bijection", "InversionError", "Layer", "Shape", "check_shape", "join"]
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from ciflows.noise import Noise
+
+Shape = tuple[int, ...]
+
+
+class InversionError(RuntimeError):
+    """A layer's numerical inverse did not reach its tolerance."""
+
+
+def check_shape(value: Tensor, shape: Shape, what: str) -> None:
+    """Refuse a tensor whose last dimensions are not `shape`."""
+    if value.ndim < len(shape) or tuple(value.shape[value.ndim - len(shape) :]) != shape:
+        wanted = ", ".join(["*", *map(str, shape)])
+        raise ValueError(f"{what}: expected shape ({wanted}); got {tuple(value.shape)}.")
+
+
+def join(first: Tensor, second: Tensor | None) -> Tensor:
+    """Concatenate two vectors (*, a) and (*, b) into (*, a + b), broadcasting what leads.
+
+    Example:
+        >>> join(torch.zeros(5, 3, 2), torch.ones(3, 1)).shape
+        torch.Size([5, 3, 3])
+    """
+    if second is None:
+        return first
+    leading = torch.broadcast_shapes(first.shape[:-1], second.shape[:-1])
+    return torch.cat([first.expand(*leading, -1), second.expand(*leading, -1)], dim=-1)
+
+
+class Layer(nn.Module, ABC):
+    """A step between the data side x and the noise side z.
+
+    Subclasses compute in `_encode` and `_decode`; shapes are checked here and nowhere else.
+
+    Arguments:
+        shape: Shape of one x, without leading dimensions.
+        noise_shape: Shape of one z, where it differs.
+        context_shape: Shape of the context that the layer needs; None where it needs none, and then
+            a context passed along to the whole flow is ignored.
+    """
+
+    def __init__(
+        self, shape: Shape, noise_shape: Shape | None = None, context_shape: Shape | None = None
+    ) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+        self.noise_shape = self.shape if noise_shape is None else tuple(noise_shape)
+        self.context_shape = None if context_shape is None else tuple(context_shape)
+
+    @property
+    def exact(self) -> bool:
+        """Whether log_weight needs no draws: p(x) = p(z) exp(log_weight) holds exactly."""
+        return False
+
+    @property
+    def noisy(self) -> bool:
+        """Whether log_weight carries noise of its own, such as an estimated log-determinant.
+
+        Such noise may not enter a log-mean-exp over draws: it would raise it (see docs/likelihoods.md).
+        """
+        return False
+
+    def encode(
+        self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Map x (*, shape) to z (*, noise_shape), with log_weight (*)."""
+        context = self._check(x, self.shape, context)
+        return self._encode(x, context, noise or Noise())
+
+    def decode(
+        self, z: Tensor, context: Tensor | None = None, noise: Noise | None = None
+    ) -> Tensor:
+        """Map z (*, noise_shape) to x (*, shape)."""
+        context = self._check(z, self.noise_shape, context)
+        return self._decode(z, context, noise or Noise())
+
+    def _check(self, value: Tensor, shape: Shape, context: Tensor | None) -> Tensor | None:
+        name = type(self).__name__
+        check_shape(value, shape, name)
+        if self.context_shape is None:
+            return None
+        if context is None:
+            raise ValueError(f"{name}: needs a context of shape (*, {self.context_shape}).")
+        check_shape(context, self.context_shape, f"{name}, context")
+        return context
+
+    @abstractmethod
+    def _encode(
+        self, x: Tensor, context: Tensor | None, noise: Noise
+    ) -> tuple[Tensor, Tensor]: ...
+
+    @abstractmethod
+    def _decode(self, z: Tensor, context: Tensor | None, noise: Noise) -> Tensor: ...
+
+
+class Bijection(Layer):
+    """A layer with one z for each x and back; log_weight is log|det Dz/Dx|."""
+
+    @property
+    def exact(self) -> bool:
+        return not self.noisy

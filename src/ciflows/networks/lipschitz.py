@@ -1,0 +1,217 @@
+"""Networks with a bounded Lipschitz constant, and the products with their Jacobian.
+
+g is a chain of (LipSwish, linear) maps. Along with a value h it can carry tangents T = (∂h/∂x) v for any
+directions v, at the price of one more row in each matrix product for each direction:
+
+    h ← W a(h) + b          T ← W (a'(h) ⊙ T)
+
+With the identity as directions this is the whole Jacobian, exactly, without automatic differentiation;
+and being made of ordinary operations it can be differentiated again.
+"""
+
+from __future__ import annotations
+
+__all__ = ["LipschitzMLP", "SpectralLinear", "converge_norms", "update_norms"]
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ciflows.layers import Shape
+
+LIPSWISH = 1.1  # the largest slope of x σ(βx), for every β, is below this
+MAX_POWER_ITERATIONS = 1000
+
+
+class _LipSwish(torch.autograd.Function):
+    """Value and tangents through a(h) = h σ(βh) / 1.1, in few operations both ways.
+
+    Rows: `stack` (1 + k, *, features) holds a value, less its bias, and k tangents. The slope a' and the
+    curvature a'' come from the same sigmoid, so that the backward pass recomputes and stores little.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, stack: Tensor, bias: Tensor, beta: Tensor) -> Tensor:
+        h = stack[0] + bias
+        s = torch.sigmoid(beta * h)
+        out = torch.empty_like(stack)
+        hs = h * s
+        torch.mul(hs, 1 / LIPSWISH, out=out[0])
+        if len(stack) > 1:
+            slope = torch.addcmul(s, beta * hs, 1 - s).mul_(1 / LIPSWISH)
+            torch.mul(stack[1:], slope, out=out[1:])
+        ctx.save_for_backward(stack, bias, beta, s)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        (grad,) = grads
+        stack, bias, beta, s = ctx.saved_tensors
+        h = stack[0] + bias
+        sds = s * (1 - s) / LIPSWISH
+        slope = torch.addcmul(s / LIPSWISH, beta * h, sds)
+        grad_stack = grad * slope
+        grad_beta = (grad[0] * h.square() * sds).sum()
+        if len(stack) > 1:
+            # a'' = β σ' (2 + βh (1 - 2σ)) / 1.1, and ∂a'/∂β is the same with h in place of β
+            bend = sds * torch.addcmul(torch.full_like(h, 2.0), beta * h, 1 - 2 * s)
+            bend *= (grad[1:] * stack[1:]).sum(0)
+            grad_stack[0] += beta * bend
+            grad_beta = grad_beta + (h * bend).sum()
+        grad_bias = grad_stack[0].reshape(-1, bias.shape[-1]).sum(0)
+        return grad_stack, grad_bias, grad_beta
+
+
+class SpectralLinear(nn.Module):
+    """A linear map whose weight is scaled down to spectral norm `bound` where it exceeds it.
+
+    The norm is σ = uᵀWv with buffers u and v that power iterations keep near the leading singular
+    vectors. `forward` changes nothing: `update_norms` and `converge_norms` move u and v.
+
+    Arguments:
+        in_features: Size of the input.
+        out_features: Size of the output.
+        bound: The largest spectral norm.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bound: float) -> None:
+        super().__init__()
+        self.bound = bound
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features))
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        limit = 1 / math.sqrt(in_features)
+        nn.init.uniform_(self.bias, -limit, limit)
+        self.u: Tensor
+        self.v: Tensor
+        self.register_buffer("u", F.normalize(torch.randn(out_features), dim=0))
+        self.register_buffer("v", F.normalize(torch.randn(in_features), dim=0))
+
+    def scaled_weight(self) -> Tensor:
+        sigma = torch.dot(self.u, torch.mv(self.weight, self.v))
+        return self.weight * (self.bound / sigma.clamp(min=self.bound))
+
+
+@torch.no_grad()
+def update_norms(module: nn.Module, iterations: int = 5) -> None:
+    """Run power iterations for every `SpectralLinear` in a module, those of one shape together."""
+    for linears, weight, u, v in _stacked(module):
+        for _ in range(iterations):
+            u, v = _power_iteration(weight, u)
+        _store(linears, u, v)
+
+
+@torch.no_grad()
+def converge_norms(module: nn.Module, tolerance: float = 1e-5) -> None:
+    """Run power iterations until no norm in a module changes by more than `tolerance`, relatively."""
+    for linears, weight, u, v in _stacked(module):
+        before = _norms(weight, u, v)
+        for _ in range(MAX_POWER_ITERATIONS):
+            for _ in range(10):
+                u, v = _power_iteration(weight, u)
+            after = _norms(weight, u, v)
+            if bool(((after - before).abs() <= tolerance * after).all()):
+                break
+            before = after
+        _store(linears, u, v)
+
+
+def _stacked(module: nn.Module) -> list[tuple[list[SpectralLinear], Tensor, Tensor, Tensor]]:
+    groups: dict[Shape, list[SpectralLinear]] = defaultdict(list)
+    for part in module.modules():
+        if isinstance(part, SpectralLinear):
+            groups[tuple(part.weight.shape)].append(part)
+    return [
+        (
+            linears,
+            torch.stack([linear.weight for linear in linears]),
+            torch.stack([linear.u for linear in linears])[..., None],
+            torch.stack([linear.v for linear in linears])[..., None],
+        )
+        for linears in groups.values()
+    ]
+
+
+def _power_iteration(weight: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    v = F.normalize(weight.mT @ u, dim=-2)
+    after = F.normalize(weight @ v, dim=-2)
+    return torch.where(after.any(-2, keepdim=True), after, u), v  # a zero weight must not zero u
+
+
+def _norms(weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    return (u.mT @ weight @ v).flatten()
+
+
+def _store(linears: Sequence[SpectralLinear], u: Tensor, v: Tensor) -> None:
+    torch._foreach_copy_([linear.u for linear in linears], list(u.squeeze(-1).unbind()))
+    torch._foreach_copy_([linear.v for linear in linears], list(v.squeeze(-1).unbind()))
+
+
+class LipschitzMLP(nn.Module):
+    """(LipSwish, linear) repeated, with Lipschitz constant at most `kappa`: (*, features) -> (*, features).
+
+    Each linear map gets the same share of the constant: spectral norm at most kappa^(1/n) for n of them.
+    A context enters after the first linear map, without a bound: only the map of x is constrained.
+
+    Arguments:
+        features: Size of the input and of the output.
+        hidden: Sizes of the hidden layers.
+        kappa: Bound on the Lipschitz constant, below 1.
+        context_features: Size of the context; 0 for none.
+        last_std: Standard deviation of the last weight at the start: small, so that g starts near 0.
+
+    Example:
+        >>> g, tangents = LipschitzMLP(2)(torch.randn(7, 2), torch.eye(2)[:, None].expand(2, 7, 2))
+        >>> g.shape, tangents.shape
+        (torch.Size([7, 2]), torch.Size([2, 7, 2]))
+    """
+
+    def __init__(
+        self,
+        features: int,
+        hidden: Sequence[int] = (128, 128, 128, 128),
+        kappa: float = 0.9,
+        context_features: int = 0,
+        last_std: float = 1e-3,
+    ) -> None:
+        super().__init__()
+        if not 0 < kappa < 1:
+            raise ValueError(f"LipschitzMLP: kappa must lie between 0 and 1; got {kappa}.")
+        sizes = [features, *hidden, features]
+        bound = kappa ** (1 / (len(sizes) - 1))
+        self.features = features
+        self.kappa = kappa
+        self.linears = nn.ModuleList(
+            SpectralLinear(before, after, bound)
+            for before, after in zip(sizes[:-1], sizes[1:], strict=True)
+        )
+        self.beta = nn.Parameter(torch.full((len(sizes) - 1,), 0.5))
+        self.context = (
+            nn.Linear(context_features, sizes[1], bias=False) if context_features else None
+        )
+        last = self.linears[-1]
+        nn.init.normal_(last.get_parameter("weight"), std=last_std)
+        nn.init.zeros_(last.get_parameter("bias"))
+        converge_norms(self)
+
+    def forward(
+        self, x: Tensor, directions: Tensor | None = None, context: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """g(x) (*, features) and J directions (k, *, features), for directions of that same shape."""
+        stack = x[None] if directions is None else torch.cat([x[None], directions])
+        bias = x.new_zeros(self.features)
+        for index, (linear, beta) in enumerate(
+            zip(self.linears, F.softplus(self.beta).unbind(), strict=True)
+        ):
+            assert isinstance(linear, SpectralLinear)
+            stack = _LipSwish.apply(stack, bias, beta) @ linear.scaled_weight().mT
+            bias = linear.bias
+            if index == 0 and self.context is not None:
+                assert context is not None
+                stack = torch.cat([stack[:1] + self.context(context), stack[1:]])
+        return stack[0] + bias, stack[1:]

@@ -1,0 +1,44 @@
+"""Multilayer perceptrons."""
+
+from __future__ import annotations
+
+__all__ = ["MLP"]
+
+from collections.abc import Callable, Sequence
+
+from torch import nn
+
+
+class MLP(nn.Sequential):
+    """Linear maps with an activation between them: (*, in_features) -> (*, out_features).
+
+    Arguments:
+        in_features: Size of the input.
+        out_features: Size of the output.
+        hidden: Sizes of the hidden layers.
+        activation: Makes the activation after each hidden layer.
+        zero_last: Start with zero as the last weight and bias, so that the output starts at 0.
+
+    Example:
+        >>> import torch
+        >>> MLP(3, 4, hidden=[10, 10])(torch.zeros(7, 3)).shape
+        torch.Size([7, 4])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        hidden: Sequence[int] = (32, 32),
+        activation: Callable[[], nn.Module] = nn.Tanh,
+        zero_last: bool = False,
+    ) -> None:
+        sizes = [in_features, *hidden]
+        modules: list[nn.Module] = []
+        for before, after in zip(sizes[:-1], sizes[1:], strict=True):
+            modules += [nn.Linear(before, after), activation()]
+        last = nn.Linear(sizes[-1], out_features)
+        if zero_last:
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+        super().__init__(*modules, last)

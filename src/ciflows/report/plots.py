@@ -1,0 +1,330 @@
+"""The report's pictures, each drawn for a light and for a dark page.
+
+A picture is one small panel; the page sets panels side by side, or below each other where it is narrow.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CHART",
+    "DARK",
+    "LIGHT",
+    "PANEL",
+    "SCALE",
+    "Draw",
+    "Theme",
+    "compare_picture",
+    "draw_density",
+    "draw_draws",
+    "draw_history",
+    "draw_marginal",
+    "draw_panel",
+    "draw_samples",
+    "draw_scale",
+]
+
+import math
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ciflows.diagnostics import CurvePoint
+from ciflows.errors import UserError
+from ciflows.files import write_bytes
+from ciflows.report.grids import DensityGrid, Entry, Window, density_grids, in_plane, shared_top
+
+Array = NDArray[np.float64]
+
+PANEL = (3.0, 2.9)
+CHART = (3.9, 2.9)
+SCALE = (3.0, 0.55)
+COLOURS = "viridis"
+LOG_DECADES = 4
+DOTS = 800
+
+
+class Theme(NamedTuple):
+    """Colours of the pictures on a page.
+
+    Attributes:
+        text: Words and axes.
+        faint: Lines of the grid.
+        data: The data.
+        leaked: Samples outside the support.
+        models: One colour a model, told apart by colour-blind readers too.
+    """
+
+    text: str
+    faint: str
+    data: str
+    leaked: str
+    models: tuple[str, ...]
+
+    def of_model(self, index: int) -> str:
+        return self.models[index % len(self.models)]
+
+
+LIGHT = Theme(
+    "#30363d",
+    "#d8dde3",
+    "#5c6b7a",
+    "#d55e00",
+    ("#0072b2", "#d55e00", "#00835f", "#b3538c", "#b07a00", "#4a4fc4"),
+)
+DARK = Theme(
+    "#c9d1d9",
+    "#353c45",
+    "#93a4b5",
+    "#ff8a3d",
+    ("#58b4f0", "#ff9a56", "#35c79b", "#e59ac4", "#e6c229", "#a3a8ff"),
+)
+
+
+# -- panels ------------------------------------------------------------------------------------------
+
+
+class Draw(Protocol):
+    """Fills a panel in the colours of a theme."""
+
+    def __call__(self, axes: Axes, theme: Theme) -> None: ...
+
+
+def draw_panel(draw: Draw, theme: Theme, size: tuple[float, float]) -> bytes:
+    """One panel of a size in inches, as the bytes of a PNG file with a transparent page."""
+    with matplotlib.rc_context(_style(theme)):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure.subplots(), theme)
+        return _to_png(figure, transparent=True)
+
+
+def draw_density(
+    axes: Axes, grid: DensityGrid, top: float, log: bool = False, dots: Tensor | None = None
+) -> None:
+    """A heat map, with data laid over it as in Figure 1."""
+    norm = _norm(top, log)
+    # A density of 0 has no logarithm, and would be left blank: it takes the lowest colour.
+    axes.imshow(
+        np.maximum(grid.density, norm.vmin or 0.0),
+        origin="lower",
+        extent=grid.window,
+        norm=norm,
+        cmap=COLOURS,
+        interpolation="nearest",
+    )
+    if dots is not None:
+        x = dots[:DOTS].double().cpu().numpy()
+        axes.scatter(*x.T, s=0.9, color="black", linewidths=0, alpha=0.55)
+    _frame(axes, grid.window)
+
+
+def draw_scale(axes: Axes, top: float, log: bool = False) -> None:
+    """The colour scale that goes with `draw_density`, lying."""
+    figure = axes.get_figure()
+    assert isinstance(figure, Figure)
+    colours = ScalarMappable(_norm(top, log), COLOURS)
+    extend = "both" if log else "max"
+    bar = figure.colorbar(colours, cax=axes, orientation="horizontal", extend=extend)
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    axes.set_xlabel("density, log scale" if log else "density")
+
+
+def draw_samples(
+    axes: Axes, theme: Theme, points: Tensor, inside: Tensor | None, window: Window
+) -> None:
+    """Points (n, 2), those outside the support, where one is known, in a colour of their own."""
+    x = points.double().cpu().numpy()
+    kept = np.ones(len(x), dtype=bool) if inside is None else inside.cpu().numpy()
+    axes.scatter(*x[kept].T, s=2.0, color=theme.data, linewidths=0, alpha=0.8)
+    axes.scatter(*x[~kept].T, s=4.0, color=theme.leaked, linewidths=0, zorder=3)
+    _frame(axes, window)
+
+
+def draw_history(
+    axes: Axes, theme: Theme, entries: Sequence[Entry], key: str, limit: float | None = None
+) -> None:
+    """One column of the training history against the step, for all models."""
+    shown = [] if limit is None else [np.array([limit])]
+    for index, entry in enumerate(entries):
+        steps, values = history_curve(entry.history, key)
+        marker = "o" if len(steps) <= 30 else None
+        colour = theme.of_model(index)
+        axes.plot(steps, values, color=colour, label=entry.name, marker=marker, ms=3)
+        # The steep fall of the first steps may leave the picture.
+        shown.append(values[steps > 0.05 * steps.max()] if len(steps) > 20 else values)
+    if limit is not None:
+        axes.axhline(limit, color=theme.text, lw=1, ls=(0, (4, 3)), label="limit")
+    _fit_height(axes, np.concatenate(shown))
+    axes.set_xlabel("step")
+    _chart(axes, theme)
+
+
+def history_curve(
+    history: Sequence[Mapping[str, Any]], key: str, most: int = 300
+) -> tuple[Array, Array]:
+    """Steps and finite values of one column, averaged in blocks where there are very many."""
+    rows = [(row["step"], row[key]) for row in history if row.get(key) is not None]
+    pairs = np.array(rows, dtype=np.float64).reshape(-1, 2)
+    pairs = pairs[np.isfinite(pairs[:, 1])]
+    if len(pairs) > most:
+        pairs = np.array([block.mean(0) for block in np.array_split(pairs, most)])
+    return pairs[:, 0], pairs[:, 1]
+
+
+def draw_draws(
+    axes: Axes, theme: Theme, names: Sequence[str], curves: Sequence[Sequence[CurvePoint]]
+) -> None:
+    """log_prob against the number of draws: bars of two Monte-Carlo errors, a band for the data's."""
+    for index, (name, curve) in enumerate(zip(names, curves, strict=True)):
+        m, mean, spread, error = np.array(curve, dtype=np.float64).T
+        colour = theme.of_model(index)
+        axes.fill_between(m, mean - spread, mean + spread, color=colour, alpha=0.14, lw=0)
+        axes.errorbar(m, mean, 2 * error, color=colour, marker="o", ms=3, capsize=2.5, label=name)
+    ticks = [point.samples for point in curves[0]]
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("draws m")
+    _chart(axes, theme)
+
+
+def draw_marginal(
+    axes: Axes, theme: Theme, column: str, data: Tensor, samples: Sequence[tuple[str, Tensor]]
+) -> None:
+    """Histograms of one feature: the data filled, each model's samples as a line."""
+    values = data.double().cpu().numpy()
+    low, high = np.quantile(values, [0.002, 0.998])
+    room = 0.08 * max(high - low, 1e-9)
+    edges = np.linspace(low - room, high + room, 49)
+    axes.stairs(_bars(values, edges), edges, fill=True, color=theme.data, alpha=0.45, label="data")
+    for index, (name, drawn) in enumerate(samples):
+        bars = _bars(drawn.double().cpu().numpy(), edges)
+        axes.stairs(bars, edges, color=theme.of_model(index), lw=1.3, label=name)
+    axes.set_xlabel(column if len(column) <= 32 else column[:31] + "…")
+    axes.set_xlim(edges[0], edges[-1])
+    _chart(axes, theme)
+    axes.set_yticks([])
+
+
+# -- one picture for all -----------------------------------------------------------------------------
+
+
+def compare_picture(
+    path: Path,
+    entries: Sequence[Entry],
+    seed: int = 0,
+    grids: Sequence[DensityGrid | None] | None = None,
+) -> None:
+    """Draw Figure 1: a row for each data set, its models side by side, the data in black over them.
+
+    Arguments:
+        path: The PNG file to write.
+        entries: The trained runs, on data in the plane.
+        seed: Seed of the draws.
+        grids: What `density_grids` gave for these entries, where it has been called already.
+    """
+    if not entries or not all(in_plane(entry.dataset) for entry in entries):
+        raise UserError("A picture of densities needs at least one run, on data with two features.")
+    rows: dict[str, list[tuple[Entry, DensityGrid]]] = {}
+    for entry, grid in zip(entries, grids or density_grids(entries, seed), strict=True):
+        assert grid is not None
+        rows.setdefault(entry.dataset.fingerprint, []).append((entry, grid))
+    columns = max(map(len, rows.values()))
+    with matplotlib.rc_context(_style(LIGHT)):
+        figure = Figure(figsize=(2.7 * columns + 0.8, 3.0 * len(rows)), layout="constrained")
+        all_axes = figure.subplots(len(rows), columns, squeeze=False).tolist()
+        for axes, row in zip(all_axes, rows.values(), strict=True):
+            _draw_row(figure, axes, row)
+        write_bytes(Path(path), _to_png(figure, transparent=False))
+
+
+def _draw_row(figure: Figure, axes: list[Axes], row: list[tuple[Entry, DensityGrid]]) -> None:
+    top = shared_top(grid for _, grid in row)
+    for ax, (entry, grid) in zip(axes, row, strict=False):
+        draw_density(ax, grid, top, dots=entry.dataset.test)
+        test = entry.metrics.get("test") or {}
+        reached = "{log_prob:.3f} ± {std_error:.3f} nats".format(**test) if test else ""
+        ax.set_title(f"{entry.name}\n{reached}".strip(), fontsize=9.5)
+    for ax in axes[len(row) :]:
+        ax.set_axis_off()
+    colours = ScalarMappable(_norm(top, log=False), COLOURS)
+    bar = figure.colorbar(
+        colours, ax=axes[: len(row)], extend="max", shrink=0.85, pad=0.015, aspect=28
+    )
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.set_label("density")
+    axes[0].set_ylabel(row[0][0].dataset.name)
+
+
+# -- inside ------------------------------------------------------------------------------------------
+
+
+def _style(theme: Theme) -> dict[str, Any]:
+    return {
+        "font.size": 9,
+        "text.color": theme.text,
+        "axes.labelcolor": theme.text,
+        "axes.edgecolor": theme.text,
+        "axes.linewidth": 0.7,
+        "axes.facecolor": "none",
+        "xtick.color": theme.text,
+        "ytick.color": theme.text,
+        "xtick.major.width": 0.7,
+        "ytick.major.width": 0.7,
+        "legend.frameon": False,
+        "legend.fontsize": 8.5,
+        "legend.handlelength": 1.4,
+        "lines.linewidth": 1.5,
+    }
+
+
+def _to_png(figure: Figure, transparent: bool) -> bytes:
+    file = BytesIO()
+    metadata = {"Software": None}  # so that the same picture is the same file
+    figure.savefig(file, format="png", dpi=200, transparent=transparent, metadata=metadata)
+    return file.getvalue()
+
+
+def _norm(top: float, log: bool) -> Normalize:
+    return LogNorm(top * 10.0**-LOG_DECADES, top) if log else Normalize(0, top)
+
+
+def _frame(axes: Axes, window: Window) -> None:
+    x_low, x_high, y_low, y_high = window
+    axes.set_xlim(x_low, x_high)
+    axes.set_ylim(y_low, y_high)
+    square = math.isclose(x_high - x_low, y_high - y_low, rel_tol=1e-6)
+    axes.set_aspect("equal" if square else "auto")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    for spine in axes.spines.values():
+        spine.set_linewidth(0.5)
+
+
+def _chart(axes: Axes, theme: Theme) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color=theme.faint, lw=0.6)
+    axes.set_axisbelow(True)
+    axes.legend()
+
+
+def _fit_height(axes: Axes, values: Array) -> None:
+    if len(values):
+        low, high = float(values.min()), float(values.max())
+        room = 0.08 * (high - low) or 0.1
+        axes.set_ylim(low - room, high + room)
+
+
+def _bars(values: Array, edges: Array) -> Array:
+    counts = np.histogram(values, edges)[0]
+    return np.asarray(counts / (len(values) * np.diff(edges)), dtype=np.float64)

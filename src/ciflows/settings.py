@@ -1,0 +1,40 @@
+"""Frozen settings, checked when they are made; an unknown key is met with the nearest valid one."""
+
+from __future__ import annotations
+
+__all__ = ["Settings", "parse_settings"]
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ciflows.errors import UserError, nearest
+
+
+class Settings(BaseModel):
+    """A frozen set of named settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def parse_settings(kind: type[S], values: Mapping[str, Any], where: str) -> S:
+    """Make settings from plain values, or say in words which one is wrong and why.
+
+    Arguments:
+        kind: The class of settings.
+        values: Their values by name.
+        where: What they are the settings of, for the error.
+    """
+    for key in values:
+        if key not in kind.model_fields:
+            raise UserError(f"{where}: no setting {key!r}. {nearest(key, kind.model_fields)}")
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or where
+        raise UserError(f"{where}: {key} = {first['input']!r}: {first['msg']}.") from None

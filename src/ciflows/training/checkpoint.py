@@ -1,0 +1,81 @@
+"""Checkpoints: all that training needs to go on, in safetensors files that are whole or not there."""
+
+from __future__ import annotations
+
+__all__ = ["Checkpoints", "load_tensors", "save_tensors"]
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ciflows.errors import UserError
+from ciflows.files import atomic_path
+
+KEPT = 2
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Write tensors with plain facts about them, and a checksum of both."""
+    ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps(dict(facts))
+    with atomic_path(path) as temporary:
+        save_file(ready, temporary, {"facts": text, "sha256": _checksum(ready, text)})
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `save_tensors` wrote; a damaged file is named in a `UserError`."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read: {error}.") from None
+    if metadata.get("sha256") != _checksum(tensors, metadata.get("facts", "")):
+        raise UserError(f"{path} is damaged: its checksum does not match its content.")
+    return tensors, json.loads(metadata["facts"])
+
+
+def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].numpy().tobytes())
+    return digest.hexdigest()
+
+
+class Checkpoints:
+    """The newest checkpoints of a run, in a folder.
+
+    Arguments:
+        folder: Where they are.
+        say: Called with a sentence where a damaged one is passed over.
+    """
+
+    def __init__(self, folder: Path, say: Callable[[str], None] = print) -> None:
+        self.folder = folder
+        self.say = say
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Write one, then remove those older than the newest few."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        save_tensors(self.folder / f"step-{step:09d}.safetensors", tensors, facts)
+        for path in self._paths()[:-KEPT]:
+            path.unlink()
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The newest checkpoint that is sound; None where there is none at all."""
+        for path in reversed(self._paths()):
+            try:
+                return load_tensors(path)
+            except UserError as error:
+                self.say(f"{error} Falling back to the one before.")
+        return None
+
+    def _paths(self) -> list[Path]:
+        return sorted(self.folder.glob("step-*.safetensors"))

@@ -1,0 +1,269 @@
+"""The training loop: readable in one sitting, the same on a CPU and on a GPU.
+
+Training goes in rounds of a few steps. After each round the losses are looked at once (on a GPU that is
+the only time it waits), and the state is either kept in memory as good or, where a loss was not finite,
+put back to the last good one with half the step size. Validation and checkpoints fall between rounds.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Outcome", "fit_flow"]
+
+import math
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ciflows.flow import Flow
+from ciflows.networks import converge_norms
+from ciflows.noise import Noise
+from ciflows.training.checkpoint import Checkpoints
+from ciflows.training.monitor import Monitor
+from ciflows.training.settings import TrainingSettings
+from ciflows.training.step import make_step
+
+ROUND = 50
+CHECKPOINT_SECONDS = 30.0
+MOST_ROLLBACKS = 6
+VALIDATION_SEED = 1
+
+
+class Outcome(NamedTuple):
+    """How training ended.
+
+    Attributes:
+        steps: Steps taken.
+        seconds: Time taken, over all resumptions.
+        validation: The best validation log-likelihood, which the flow's weights now have.
+        reason: Why it ended.
+    """
+
+    steps: int
+    seconds: float
+    validation: float
+    reason: str
+
+
+@dataclass
+class _Progress:
+    """The plain numbers of a training run's state."""
+
+    step: int = 0
+    seconds: float = 0.0
+    rate_scale: float = 1.0
+    rollbacks: int = 0
+    best: float = -math.inf
+    stale: int = 0
+
+
+class _State(NamedTuple):
+    """A moment of training, whole: going on from it is as if nothing had come between."""
+
+    tensors: dict[str, Tensor]
+    generator: Tensor
+    progress: _Progress
+    best: dict[str, Tensor]
+
+
+def fit_flow(
+    flow: Flow,
+    train: Tensor,
+    validation: Tensor,
+    settings: TrainingSettings,
+    *,
+    seed: int = 0,
+    checkpoints: Checkpoints | None = None,
+    monitor: Monitor | None = None,
+) -> Outcome:
+    """Train a flow in place and leave it with the weights that did best in validation.
+
+    Arguments:
+        flow: The flow, on the device to train on.
+        train: Points to fit (rows, *shape).
+        validation: Points to choose the weights by.
+        settings: How to train.
+        seed: Seed of the order of the data and of the draws.
+        checkpoints: Where to keep the state; training goes on from the newest one found there.
+        monitor: What listens.
+    """
+    return _Training(flow, train, validation, settings, seed, checkpoints, monitor).run()
+
+
+class _Training:
+    def __init__(
+        self,
+        flow: Flow,
+        train: Tensor,
+        validation: Tensor,
+        settings: TrainingSettings,
+        seed: int,
+        checkpoints: Checkpoints | None,
+        monitor: Monitor | None,
+    ) -> None:
+        device = flow.device
+        kind = next(tensor.dtype for tensor in [*flow.parameters(), *flow.buffers()])
+        self.flow, self.settings, self.seed = flow, settings, seed
+        self.train = train.to(device, kind)
+        self.validation = validation.to(device, kind)
+        self.checkpoints, self.monitor = checkpoints, monitor or Monitor()
+        self.batch_size = min(settings.batch_size, len(train))
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.epoch, self.order = -1, torch.empty(0)
+        self.progress = _Progress()
+        self.best = _copy(flow.state_dict())
+
+    def run(self) -> Outcome:
+        """Train to the end; what an interruption finds is saved, so that training can go on."""
+        self.flow.train()
+        self.step = make_step(
+            self.flow, self.settings, Noise(self.generator), self.train[: self.batch_size]
+        )
+        self._resume()
+        progress = self.progress
+        started, saved = time.monotonic() - progress.seconds, time.monotonic()
+        good = self._state()
+        self.monitor.begin(progress.step, self.settings.steps)
+        try:
+            while (reason := self._finished()) is None:
+                loss = self._round()
+                progress.seconds = time.monotonic() - started
+                if not math.isfinite(loss):
+                    self._roll_back(good)
+                    continue
+                values = {"loss": loss, "learning_rate": self._rate(), "seconds": progress.seconds}
+                if progress.step % self.settings.validate_every == 0 or self._finished():
+                    values["validation"] = self._validate()
+                self.monitor.record(progress.step, values)
+                good = self._state()
+                if time.monotonic() - saved > CHECKPOINT_SECONDS:
+                    self._save(good)
+                    saved = time.monotonic()
+        except KeyboardInterrupt:
+            self._save(good)
+            raise
+        finally:
+            self.monitor.end()
+        self._save(good)
+        self.flow.load_state_dict(self.best)
+        self.flow.eval()
+        return Outcome(progress.step, progress.seconds, progress.best, reason)
+
+    def _finished(self) -> str | None:
+        """Why training should end now, if it should."""
+        settings, progress = self.settings, self.progress
+        if progress.step >= settings.steps:
+            return "all steps taken"
+        if settings.max_minutes is not None and progress.seconds >= 60 * settings.max_minutes:
+            return f"{settings.max_minutes:g} minutes are over"
+        if settings.patience is not None and progress.stale >= settings.patience:
+            return f"no better validation in the last {progress.stale}"
+        if progress.rollbacks > MOST_ROLLBACKS:
+            return (
+                f"the loss was not finite {progress.rollbacks} times, with ever smaller steps; "
+                "try a smaller learning_rate, a clip, or precision = float64"
+            )
+        return None
+
+    def _round(self) -> float:
+        """Take steps up to the next multiple of `ROUND`; their mean loss."""
+        settings, progress = self.settings, self.progress
+        due = min(ROUND * (progress.step // ROUND + 1), settings.steps)
+        due = min(due, settings.validate_every * (progress.step // settings.validate_every + 1))
+        losses = []
+        while progress.step < due:
+            self.step.set_learning_rate(self._rate())
+            losses.append(self.step(self._batch(progress.step)))
+            progress.step += 1
+        return torch.stack(losses).mean().item()
+
+    def _rate(self) -> float:
+        settings, progress = self.settings, self.progress
+        rate = settings.learning_rate * progress.rate_scale
+        if settings.schedule == "constant":
+            return rate
+        done = progress.step / settings.steps
+        if settings.max_minutes is not None:
+            done = max(done, progress.seconds / (60 * settings.max_minutes))
+        return rate * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+
+    def _batch(self, step: int) -> Tensor:
+        """The batch of a step: the data in an order drawn anew for each pass over them."""
+        per_epoch = len(self.train) // self.batch_size
+        epoch, position = divmod(step, per_epoch)
+        if epoch != self.epoch:
+            shuffle = torch.Generator().manual_seed((self.seed << 32) + epoch)
+            self.epoch = epoch
+            self.order = torch.randperm(len(self.train), generator=shuffle).to(self.train.device)
+        start = position * self.batch_size
+        return self.train[self.order[start : start + self.batch_size]]
+
+    def _validate(self) -> float:
+        """Validation log-likelihood of the weights as they are; the best are kept."""
+        progress = self.progress
+        self.flow.eval()
+        converge_norms(self.flow)
+        estimate = self.flow.estimate(
+            self.validation, self.settings.validation_samples, seed=VALIDATION_SEED
+        )
+        self.flow.train()
+        score = estimate.log_prob.mean().item()
+        if score > progress.best:
+            progress.best, progress.stale = score, 0
+            self.best = _copy(self.flow.state_dict())
+        else:
+            progress.stale += 1
+        return score
+
+    # -- state ---------------------------------------------------------------------------------------
+
+    def _state(self) -> _State:
+        """All of the state, copied."""
+        return _State(
+            _copy(self._tensors()), self.generator.get_state(), replace(self.progress), self.best
+        )
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The tensors that a step changes, under names that do not depend on the device."""
+        weights = {f"flow.{name}": value for name, value in self.flow.state_dict().items()}
+        return weights | {f"optimizer.{k}": value for k, value in self.step.moments().items()}
+
+    @torch.no_grad()
+    def _put_back(self, tensors: dict[str, Tensor]) -> None:
+        for name, value in self._tensors().items():
+            value.copy_(tensors[name])
+
+    def _roll_back(self, good: _State) -> None:
+        """Go back to a good state, all but the generator, with half the step size from there on."""
+        progress = self.progress
+        at, progress.step = progress.step, good.progress.step
+        self._put_back(good.tensors)
+        progress.rollbacks += 1
+        progress.rate_scale /= 2
+        self.monitor.say(
+            f"The loss was not finite before step {at}: back to step {progress.step}, "
+            f"with the learning rate at {progress.rate_scale:g} of its schedule."
+        )
+
+    def _save(self, state: _State) -> None:
+        if self.checkpoints is not None:
+            best = {f"best.{name}": value for name, value in state.best.items()}
+            tensors = state.tensors | best | {"generator": state.generator}
+            self.checkpoints.save(state.progress.step, tensors, asdict(state.progress))
+
+    def _resume(self) -> None:
+        found = self.checkpoints.load() if self.checkpoints is not None else None
+        if found is not None:
+            tensors, facts = found
+            self._put_back(tensors)
+            self.generator.set_state(tensors["generator"])
+            self.progress = _Progress(**facts)
+            self.best = {
+                name: tensors[f"best.{name}"].to(value.device) for name, value in self.best.items()
+            }
+
+
+def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in tensors.items()}

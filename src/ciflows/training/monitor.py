@@ -1,0 +1,94 @@
+"""What can be watched while a flow trains: a progress bar, metrics.jsonl and TensorBoard curves."""
+
+from __future__ import annotations
+
+__all__ = ["Monitor", "RunMonitor"]
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class Monitor:
+    """Listens to training and does nothing; the base of those that do."""
+
+    def begin(self, step: int, steps: int) -> None:
+        """Training starts, or goes on, after `step` steps."""
+
+    def record(self, step: int, values: dict[str, float]) -> None:
+        """Some steps have been taken: loss, learning_rate, seconds, and validation now and then."""
+
+    def say(self, message: str) -> None:
+        """Something happened that the user should know."""
+
+    def end(self) -> None:
+        """Training is over, one way or another."""
+
+
+class RunMonitor(Monitor):
+    """Writes a run's metrics and shows its progress.
+
+    Arguments:
+        folder: The run folder.
+        console: Where progress is shown.
+        title: What stands before the bar.
+    """
+
+    def __init__(self, folder: Path, console: Console, title: str) -> None:
+        self.folder = folder
+        self.console = console
+        self.progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]:.4f}  validation {task.fields[validation]:.4f}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+        )
+        self.task = self.progress.add_task(title, loss=float("nan"), validation=float("nan"))
+
+    def begin(self, step: int, steps: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        path = self.folder / "metrics.jsonl"
+        rows = [row for row in read_history(path) if row["step"] <= step]
+        self.file = path.open("w")
+        for row in rows:
+            self._write(row)
+        self.curves = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1)
+        self.progress.update(self.task, total=steps, completed=step)
+        self.progress.start()
+
+    def record(self, step: int, values: dict[str, float]) -> None:
+        self._write({"step": step, **values})
+        for name, value in values.items():
+            self.curves.add_scalar(name, value, step)
+        shown = {name: values[name] for name in ("loss", "validation") if name in values}
+        self.progress.update(self.task, completed=step, **shown)
+
+    def say(self, message: str) -> None:
+        self.console.print(message)
+
+    def end(self) -> None:
+        self.progress.stop()
+        self.curves.close()
+        self.file.close()
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self.file.write(json.dumps(row) + "\n")
+        self.file.flush()
+
+
+def read_history(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl file, less a last one that was cut off in writing."""
+    rows = []
+    if path.exists():
+        for line in path.read_text().splitlines():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+    return rows

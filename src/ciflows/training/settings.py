@@ -1,0 +1,56 @@
+"""Settings of training and evaluation, a sentence each."""
+
+from __future__ import annotations
+
+__all__ = ["EvaluationSettings", "TrainingSettings"]
+
+from typing import Literal
+
+from pydantic import Field
+
+from ciflows.objectives import ELBO, IWAE, DReG, Objective
+from ciflows.settings import Settings
+
+
+class TrainingSettings(Settings):
+    """How a flow is trained."""
+
+    steps: int = Field(10_000, ge=1, description="optimiser steps")
+    batch_size: int = Field(1000, ge=1, description="points in one step")
+    learning_rate: float = Field(3e-3, gt=0, description="Adam's step size at the start")
+    schedule: Literal["cosine", "constant"] = Field(
+        "cosine", description="how the step size goes: down to 0 along a cosine, or not at all"
+    )
+    clip: float | None = Field(
+        None, gt=0, description="largest norm of the whole gradient; none where not given"
+    )
+    objective: Literal["elbo", "iwae", "dreg"] = Field(
+        "elbo", description="what is maximised; a plain flow's is its log-likelihood"
+    )
+    draws: int = Field(5, ge=1, description="draws of the index for iwae and dreg; elbo takes one")
+    power_iterations: int = Field(
+        1, ge=0, description="power iterations for the spectral norms after each step"
+    )
+    validate_every: int = Field(500, ge=1, description="steps between validations")
+    validation_samples: int = Field(5, ge=1, description="draws for each validation point")
+    patience: int | None = Field(
+        None, ge=1, description="stop after so many validations without a better one; or never"
+    )
+    precision: Literal["float32", "float64", "tf32"] = Field(
+        "float32", description="arithmetic; tf32 multiplies matrices in fewer bits on a GPU"
+    )
+    max_minutes: float | None = Field(
+        None, gt=0, description="end after so many minutes, with the schedule fitted to them"
+    )
+
+    def make_objective(self) -> Objective:
+        if self.objective == "elbo":
+            return ELBO()
+        return IWAE(self.draws) if self.objective == "iwae" else DReG(self.draws)
+
+
+class EvaluationSettings(Settings):
+    """How a trained flow is judged on the test data."""
+
+    samples: int = Field(100, ge=1, description="draws of the index for each test point")
+    seed: int = Field(0, description="seed of the draws")
