@@ -252,7 +252,7 @@ def moons(s: Tensor) -> Tensor:
         ("swiss-roll", swiss_roll, 0.2, 0),
         ("moons", moons, 0.2, 0),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=["two-spirals", "swiss-roll", "moons"],
 )
 def test_points_lie_along_their_curve(
     name: str, curve: Callable[[Tensor], Tensor], thickness: float, power: int

@@ -34,7 +34,8 @@ class Affine(Bijection):
 
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
         s, t = self.network(context).chunk(2, dim=-1)
-        return torch.exp(s) * (x + t), s.sum(-1)
+        z = torch.exp(s) * (x + t)
+        return z, s.sum(-1).expand(z.shape[:-1])
 
     def _decode(self, z: Tensor, context: Tensor | None, noise: Noise) -> Tensor:
         s, t = self.network(context).chunk(2, dim=-1)

@@ -120,7 +120,7 @@ def _signs(rng: Generator, n: int) -> Array:
 
 
 def _within(rng: Generator, low: Array, high: Array) -> Array:
-    # A hair inside, because rounding to float32 may not carry a point over a sharp edge.
+    # A hair inside, so that rounding to float32 carries no point over a sharp edge.
     hair = 2.0**-21
     return rng.uniform(low + hair, high - hair)
 

@@ -39,32 +39,31 @@ class _LipSwish(torch.autograd.Function):
     def forward(ctx: Any, stack: Tensor, bias: Tensor, beta: Tensor) -> Tensor:
         h = stack[0] + bias
         s = torch.sigmoid(beta * h)
-        out = torch.empty_like(stack)
-        hs = h * s
-        torch.mul(hs, 1 / LIPSWISH, out=out[0])
-        if len(stack) > 1:
-            slope = torch.addcmul(s, beta * hs, 1 - s).mul_(1 / LIPSWISH)
-            torch.mul(stack[1:], slope, out=out[1:])
+        value = h * s * (1 / LIPSWISH)
         ctx.save_for_backward(stack, bias, beta, s)
-        return out
+        if len(stack) == 1:
+            return value[None]
+        slope = torch.addcmul(s * (1 / LIPSWISH), beta * value, 1 - s)
+        return torch.cat([value[None], stack[1:] * slope])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         (grad,) = grads
         stack, bias, beta, s = ctx.saved_tensors
         h = stack[0] + bias
-        sds = s * (1 - s) / LIPSWISH
-        slope = torch.addcmul(s / LIPSWISH, beta * h, sds)
-        grad_stack = grad * slope
-        grad_beta = (grad[0] * h.square() * sds).sum()
+        sds = s * (1 - s) * (1 / LIPSWISH)
+        slope = torch.addcmul(s * (1 / LIPSWISH), beta * h, sds)
+        grad_h = grad[0] * slope
+        grad_beta = grad[0] * h.square() * sds
+        grad_stack = grad_h[None]
         if len(stack) > 1:
             # a'' = β σ' (2 + βh (1 - 2σ)) / 1.1, and ∂a'/∂β is the same with h in place of β
-            bend = sds * torch.addcmul(torch.full_like(h, 2.0), beta * h, 1 - 2 * s)
-            bend *= (grad[1:] * stack[1:]).sum(0)
-            grad_stack[0] += beta * bend
-            grad_beta = grad_beta + (h * bend).sum()
-        grad_bias = grad_stack[0].reshape(-1, bias.shape[-1]).sum(0)
-        return grad_stack, grad_bias, grad_beta
+            bend = sds * (2 + beta * h * (1 - 2 * s)) * (grad[1:] * stack[1:]).sum(0)
+            grad_h = grad_h + beta * bend
+            grad_beta = grad_beta + h * bend
+            grad_stack = torch.cat([grad_h[None], grad[1:] * slope])
+        grad_bias = grad_h.reshape(-1, bias.shape[-1]).sum(0)
+        return grad_stack, grad_bias, grad_beta.sum()
 
 
 class SpectralLinear(nn.Module):

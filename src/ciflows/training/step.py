@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from ciflows.flow import Flow
-from ciflows.networks import update_norms
+from ciflows.networks import MLP, LipschitzMLP, update_norms
 from ciflows.noise import Noise
 from ciflows.objectives import Objective
 from ciflows.training.settings import TrainingSettings
 
 WARM_UPS = 3
+COMPILED = (LipschitzMLP, MLP)
 
 
 class Step:
@@ -92,7 +93,10 @@ class CapturedStep(Step):
         kept = [tensor.detach().clone() for tensor in tensors]
         generator = self.noise.generator
         state = None if generator is None else generator.get_state()
+        networks = [part for part in self.flow.modules() if isinstance(part, COMPILED)]
         try:
+            for network in networks:  # of one class and shape: compiled once for all
+                network.compile()
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -102,6 +106,8 @@ class CapturedStep(Step):
             with torch.cuda.graph(self.graph):
                 self.loss = super().__call__(self.batch)
         finally:
+            for network in networks:
+                network._compiled_call_impl = None
             with torch.no_grad():
                 torch._foreach_copy_(tensors, kept)
                 torch._foreach_zero_(list(self.moments().values()))

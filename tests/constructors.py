@@ -1,0 +1,158 @@
+"""What the tests are run on: every layer by name, and flows whose likelihood is known.
+
+A new layer adds one line to `LAYERS`; tests/test_layers.py then checks all that a layer promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import MultivariateNormal
+
+from ciflows import Flow, Indexed
+from ciflows.bijections import Affine, Residual, Roulette, Standardise
+from ciflows.densities import ConditionalNormal
+from ciflows.layers import Layer, Shape
+from ciflows.networks import MLP, LipschitzMLP, converge_norms
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class Case(NamedTuple):
+    """How to make a layer, and what it takes.
+
+    Attributes:
+        make: Makes the layer.
+        shape: Shape of one x.
+        context_shape: Shape of one context; None where there is none.
+    """
+
+    make: Callable[[], Layer]
+    shape: Shape
+    context_shape: Shape | None = None
+
+
+def affine(features: int, context_features: int) -> Affine:
+    return Affine(features, MLP(context_features, 2 * features, [8]), context_features)
+
+
+def normal(features: int, context_features: int) -> ConditionalNormal:
+    return ConditionalNormal(MLP(context_features, 2 * features, [8]), features, context_features)
+
+
+def residual(features: int, context_features: int = 0) -> Residual:
+    return Residual(LipschitzMLP(features, [8, 8], context_features=context_features))
+
+
+LAYERS: dict[str, Case] = {
+    "affine": Case(lambda: affine(2, 3), (2,), (3,)),
+    "standardise": Case(lambda: Standardise(torch.randn(3), 0.5 + torch.rand(3)), (3,)),
+    "residual": Case(lambda: residual(2), (2,)),
+    "residual, one feature": Case(lambda: residual(1), (1,)),
+    "residual, twenty features": Case(lambda: residual(20), (20,)),
+    "residual, context": Case(lambda: residual(2, 3), (2,), (3,)),
+    "residual, roulette": Case(lambda: Residual(LipschitzMLP(3, [8]), Roulette()), (3,)),
+    "indexed affine": Case(lambda: Indexed(affine(2, 1), normal(1, 2), normal(1, 2)), (2,)),
+    "indexed affine, context": Case(
+        lambda: Indexed(affine(2, 1 + 3), normal(1, 2 + 3), normal(1, 2 + 3), (3,)), (2,), (3,)
+    ),
+    "indexed residual": Case(lambda: Indexed(residual(2, 2), normal(2, 2), normal(2, 2)), (2,)),
+    "indexed, flow as prior": Case(
+        lambda: Indexed(affine(2, 1), Flow([residual(1, 2), affine(1, 2)]), normal(1, 2)), (2,)
+    ),
+    "indexed, CIF as prior": Case(
+        lambda: Indexed(
+            affine(2, 1),
+            Flow([Indexed(affine(1, 1 + 2), normal(1, 1 + 2), normal(1, 1 + 2), (2,))]),
+            normal(1, 2),
+        ),
+        (2,),
+    ),
+    "indexed, flow as posterior": Case(
+        lambda: Indexed(affine(2, 1), normal(1, 2), Flow([residual(1, 2), affine(1, 2)])), (2,)
+    ),
+}
+
+
+def build(name: str, seed: int = 0) -> Layer:
+    """A layer from the dictionary, in float64, where no parameter is special."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return generic(LAYERS[name].make())
+
+
+def generic(module: M, size: float = 0.3, seed: int = 1) -> M:
+    """Move all parameters away from where they start, zeros above all; in float64."""
+    module.double()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += size * torch.randn(parameter.shape, generator=generator).double()
+    converge_norms(module, tolerance=1e-12)
+    return module
+
+
+class LinearGaussian(NamedTuple):
+    """x = e^{-s} z - (b u + c) with u ~ N(a·z + a0, e^{2r}), u one number: Gaussian if z is."""
+
+    s: Tensor
+    b: Tensor
+    c: Tensor
+    a: Tensor
+    a0: Tensor
+    r: Tensor
+
+    @classmethod
+    def random(cls, features: int, seed: int) -> LinearGaussian:
+        generator = torch.Generator().manual_seed(seed)
+        s, b, c, a = torch.randn(4, features, generator=generator, dtype=torch.float64)
+        a0, r = torch.randn(2, 1, generator=generator, dtype=torch.float64)
+        return cls(0.3 * s, b, c, 0.5 * a, a0, 0.3 * r)
+
+    def push(self, z: MultivariateNormal) -> MultivariateNormal:
+        """The density of x, for z with the given one."""
+        matrix = torch.diag(torch.exp(-self.s)) - torch.outer(self.b, self.a)
+        noise = torch.exp(2 * self.r) * torch.outer(self.b, self.b)
+        return MultivariateNormal(
+            matrix @ z.mean - self.b * self.a0 - self.c,
+            matrix @ z.covariance_matrix @ matrix.T + noise,
+        )
+
+    def layer(self, z: MultivariateNormal, off: float = 0.0) -> Indexed:
+        """The layer, with the exact p(u | x) as its posterior, or one that is off by so much."""
+        x = self.push(z)
+        matrix = torch.diag(torch.exp(-self.s)) - torch.outer(self.b, self.a)
+        cross = matrix @ z.covariance_matrix @ self.a - torch.exp(2 * self.r) * self.b
+        gain = torch.linalg.solve(x.covariance_matrix, cross)
+        offset = self.a @ z.mean + self.a0 - gain @ x.mean
+        variance = self.a @ z.covariance_matrix @ self.a + torch.exp(2 * self.r) - gain @ cross
+        d, zeros = len(self.s), torch.zeros_like(self.s)
+        return Indexed(
+            Affine(d, _linear(torch.cat([zeros, self.b])[:, None], [self.s, self.c]), 1),
+            ConditionalNormal(_linear(torch.stack([self.a, zeros]), [self.a0, self.r]), 1, d),
+            ConditionalNormal(
+                _linear(torch.stack([gain, zeros]), [offset + off, variance.log() / 2 + off]), 1, d
+            ),
+        )
+
+
+def _linear(weight: Tensor, bias: Sequence[Tensor]) -> nn.Linear:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], dtype=torch.float64)
+    linear.weight.data, linear.bias.data = weight.clone(), torch.cat(list(bias)).clone()
+    return linear
+
+
+def linear_gaussian_flow(
+    depth: int, off: float = 0.0, features: int = 2
+) -> tuple[Flow, MultivariateNormal]:
+    """A CIF of some layers, and the density that it has in closed form."""
+    z = MultivariateNormal(torch.zeros(features).double(), torch.eye(features).double())
+    layers: list[Layer] = []
+    for seed in range(depth):
+        numbers = LinearGaussian.random(features, seed)
+        layers.insert(0, numbers.layer(z, off))
+        z = numbers.push(z)
+    return Flow(layers).double(), z
