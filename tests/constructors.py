@@ -81,16 +81,16 @@ def build(name: str, seed: int = 0) -> Layer:
     """A layer from the dictionary, in float64, where no parameter is special."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return generic(LAYERS[name].make())
+        return generic(LAYERS[name].make(), size=0.5, seed=seed + 1)
 
 
 def generic(module: M, size: float = 0.3, seed: int = 1) -> M:
-    """Move all parameters away from where they start, zeros above all; in float64."""
+    """Give all parameters values where none is special, whatever they start from; in float64."""
     module.double()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter += size * torch.randn(parameter.shape, generator=generator).double()
+            parameter.copy_(size * torch.randn(parameter.shape, generator=generator))
     converge_norms(module, tolerance=1e-12)
     return module
 

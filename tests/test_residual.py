@@ -1,10 +1,9 @@
-"""Residual blocks: log-determinants, Lipschitz bounds, the inverse, and the sizes of the paper's models."""
+"""Residual blocks: log-determinants, Lipschitz bounds, the inverse, and the paper's sizes."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from constructors import build, generic, residual
 from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 from torch.testing import assert_close
@@ -16,6 +15,7 @@ from ciflows.layers import InversionError
 from ciflows.networks import LipschitzMLP, converge_norms, update_norms
 from ciflows.networks.lipschitz import SpectralLinear, _LipSwish
 from ciflows.noise import Noise
+from constructors import build, generic, residual
 
 KAPPA = 0.9
 
@@ -33,20 +33,22 @@ class Terms(Noise):
 
 def strong(features: int, hidden: list[int], seed: int, context_features: int = 0) -> LipschitzMLP:
     """A network at its bound: weights so large that every norm is cut down."""
-    torch.manual_seed(seed)
     network = LipschitzMLP(features, hidden, KAPPA, context_features)
+    torch.manual_seed(seed)
     with torch.no_grad():
         for linear in spectral(network):
             linear.weight.normal_(std=10)
             linear.bias.normal_()
+        if network.context is not None:
+            network.context.weight.normal_()
     converge_norms(network)
     return network
 
 
 def steep(features: int, seed: int = 0) -> LipschitzMLP:
     """g with a Jacobian near -0.9 Q, Q a rotation, wherever x is positive: as steep as g can be."""
-    torch.manual_seed(seed)
     network = LipschitzMLP(features, [], KAPPA)
+    torch.manual_seed(seed)
     with torch.no_grad():
         nn.init.orthogonal_(spectral(network)[0].weight, gain=-10)
     converge_norms(network)
@@ -92,8 +94,14 @@ def test_lipswish_has_the_gradient_it_claims(tangents: int) -> None:
 
 
 def test_roulette_is_unbiased_in_value_and_gradient_for_weighted_rows() -> None:
-    network = generic(LipschitzMLP(3, [6], kappa=0.7))
-    x = torch.randn(4, 3).double().requires_grad_()
+    network = generic(LipschitzMLP(3, [6], kappa=0.8))
+    first, last = spectral(network)
+    with torch.no_grad():  # J near -0.4 I: terms far down the series still count
+        first.weight.copy_(nn.init.orthogonal_(torch.empty(6, 3)) + 0.1 * torch.randn(6, 3))
+        last.weight.copy_(-first.weight.T + 0.1 * torch.randn(3, 6))
+        first.bias.fill_(1.0)
+    converge_norms(network)
+    x = (1 + 0.5 * torch.randn(4, 3)).double().requires_grad_()
     row_weights = torch.tensor([3.0, -1.0, 0.5, 0.0]).double()
     *parameters, last_bias = network.named_parameters()
     assert last_bias[0] == "linears.1.bias"  # g's own offset, which no determinant sees
@@ -180,7 +188,7 @@ def test_lipschitz_constant_stays_below_kappa(features: int, hidden: list[int]) 
     assert slope <= KAPPA
     assert ratio.max() <= KAPPA
     if not hidden:
-        assert slope > 0.99 * KAPPA  # one activation's steepest point: the bound is not idle
+        assert slope > 0.97 * KAPPA  # one activation's steepest point: the bound is not idle
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 128), (128, 2), (128, 128), (63, 128)])
@@ -243,9 +251,7 @@ def test_update_norms_moves_towards_the_norm() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("features", [1, 2, 5, 20])
 @pytest.mark.parametrize("hidden", [[], [32], [64, 64]])
-def test_decode_reaches_rounding_error(
-    features: int, hidden: list[int], dtype: torch.dtype
-) -> None:
+def test_decode_reaches_rounding_error(features: int, hidden: list[int], dtype: torch.dtype) -> None:
     eps = torch.finfo(dtype).eps
     networks = [strong(features, hidden, seed) for seed in range(4)]
     for network in [*networks, steep(features)]:
@@ -338,7 +344,7 @@ def test_decode_passes_gradients_to_parameters_and_context() -> None:
 
 # -- the paper's sizes ------------------------------------------------------------------------------
 
-NETS = dict.fromkeys(["affine_hidden", "prior_hidden", "posterior_hidden"], [10, 10])
+NETS = {name: [10, 10] for name in ("affine_hidden", "prior_hidden", "posterior_hidden")}
 
 
 @pytest.mark.parametrize(

@@ -107,9 +107,7 @@ def compare(
     """
     from ciflows.comparing import compare_models
 
-    configs = [
-        _resolve(data, model, seed, config, settings, precision, max_minutes) for model in models
-    ]
+    configs = [_resolve(data, model, seed, config, settings, precision, max_minutes) for model in models]
     folder = out or Path("runs") / f"{Path(data).stem}-compared-{seed}"
     rows = compare_models(configs, folder, device=device, resume=resume, console=console)
     _show_rows(rows)
@@ -119,8 +117,12 @@ def compare(
 @app.command()
 def score(
     run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
-    data: Annotated[str, typer.Argument(help="A table's path, or a built-in set's name (its test part).")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="A .csv or .parquet file.")] = Path("scores.csv"),
+    data: Annotated[
+        str, typer.Argument(help="A table's path, or a built-in set's name (its test part).")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="A .csv or .parquet file.")] = Path(
+        "scores.csv"
+    ),
     samples: SamplesOption = 100,
     std_error: Annotated[
         float | None, typer.Option(help="Draw until each row's standard error is at most this.")
@@ -145,7 +147,9 @@ def score(
 def sample(
     run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
     n: Annotated[int, typer.Option("-n", help="How many points.", min=1)] = 1000,
-    out: Annotated[Path, typer.Option("--out", "-o", help="A .csv or .parquet file.")] = Path("samples.csv"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="A .csv or .parquet file.")] = Path(
+        "samples.csv"
+    ),
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
     device: DeviceOption = "auto",
 ) -> None:
@@ -160,7 +164,8 @@ def sample(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Finished runs on the same data.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The file; in the first run's folder if not given.")
+        Path | None,
+        typer.Option("--out", "-o", help="The file; in the first run's folder if not given."),
     ] = None,
     device: DeviceOption = "auto",
 ) -> None:
@@ -179,17 +184,19 @@ def models(
     """List the models and presets, or one model's settings with their defaults."""
     from ciflows.config import presets
     from ciflows.models import MODELS, get_model
+    from ciflows.settings import Settings
     from ciflows.training import EvaluationSettings, TrainingSettings
 
     if name is None:
         _two_columns("model", "what it is", {key: model.summary for key, model in MODELS.items()})
         _two_columns("preset", "use with --config", presets())
         return
-    for title, kind in [
-        (f"{name}: architecture", get_model(name).settings),
-        ("training", TrainingSettings),
-        ("evaluation", EvaluationSettings),
-    ]:
+    kinds: dict[str, type[Settings]] = {
+        f"{name}: architecture": get_model(name).settings,
+        "training": TrainingSettings,
+        "evaluation": EvaluationSettings,
+    }
+    for title, kind in kinds.items():
         table = RichTable("setting", "default", "meaning", title=title, title_justify="left")
         for key, field in kind.model_fields.items():
             table.add_row(key, str(field.default), field.description)

@@ -14,10 +14,9 @@ from rich.console import Console
 from ciflows.config import RunConfig
 from ciflows.errors import UserError
 from ciflows.files import write_text
-from ciflows.report import Entry, compare_picture, write_report
+from ciflows.report import Entry, compare_picture, density_grids, in_plane, write_report
 from ciflows.run import Run, comparison_row, fit, load_run
 from ciflows.run import resume as resume_run
-
 
 
 def compare_models(
@@ -46,8 +45,10 @@ def compare_models(
     rows = [comparison_row(run) for run in runs]
     write_text(folder / "compare.json", json.dumps(rows, indent=2))
     entries = _entries(runs)
-    compare_picture(folder / "compare.png", entries)
-    write_report(folder / "report.html", entries, title=f"{configs[0].data}: {' and '.join(names)}")
+    grids = density_grids(entries)
+    if in_plane(entries[0].dataset):
+        compare_picture(folder / "compare.png", entries, grids=grids)
+    write_report(folder / "report.html", entries, _title(configs[0].data, names), grids=grids)
     return rows
 
 
@@ -56,7 +57,8 @@ def report_runs(folders: Sequence[Path], path: Path, device: str = "cpu") -> Non
     runs = [load_run(folder, device) for folder in folders]
     if len({run.about["fingerprint"] for run in runs}) > 1:
         raise UserError("These runs are on different data; a report compares runs on the same data.")
-    write_report(path, _entries(runs), title=f"{runs[0].config.data}")
+    entries = _entries(runs)
+    write_report(path, entries, _title(runs[0].config.data, [entry.name for entry in entries]))
 
 
 def _fit_or_resume(config: RunConfig, folder: Path, device: str, console: Console | None) -> Run:
@@ -66,6 +68,10 @@ def _fit_or_resume(config: RunConfig, folder: Path, device: str, console: Consol
     if run.config != config:
         raise UserError(f"{folder} holds a run with other settings: choose another --out.")
     return run
+
+
+def _title(data: str, names: Sequence[str]) -> str:
+    return f"{Path(data).stem}: {' and '.join(names)}"
 
 
 def _entries(runs: Sequence[Run]) -> list[Entry]:

@@ -40,9 +40,7 @@ class Density(nn.Module, ABC):
         return False
 
     @abstractmethod
-    def log_weight(
-        self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None
-    ) -> Tensor:
+    def log_weight(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
         """The log (*) of an unbiased estimate of p(x | context), from one draw; exact where `exact`."""
 
     @abstractmethod
@@ -77,9 +75,7 @@ class StandardNormal(Density):
         super().__init__(shape)
         self.register_buffer("_like", torch.zeros(()), persistent=False)
 
-    def log_weight(
-        self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None
-    ) -> Tensor:
+    def log_weight(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
         check_shape(x, self.shape, "StandardNormal")
         dims = tuple(range(-len(self.shape), 0))
         return -0.5 * (x.square() + LOG_2_PI).sum(dims)
@@ -95,7 +91,7 @@ class StandardNormal(Density):
 
 
 class ConditionalNormal(Density):
-    """N(mean(c), diag(exp(log_std(c)))²), with [mean, log_std] a network's output (eqs. 6 and 12).
+    """N(mean(c), diag(exp(log_std(c)))²), with [mean, log_std] a network's output (section 3).
 
     Arguments:
         network: Maps the context (*, context_features) to (*, 2 features), means first.
@@ -113,9 +109,7 @@ class ConditionalNormal(Density):
         super().__init__((features,), (context_features,))
         self.network = network
 
-    def log_weight(
-        self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None
-    ) -> Tensor:
+    def log_weight(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
         check_shape(x, self.shape, "ConditionalNormal")
         mean, log_std = self._moments(context)
         scaled = (x - mean) * torch.exp(-log_std)

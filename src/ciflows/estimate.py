@@ -76,17 +76,15 @@ class RunningEstimate:
 
     def __init__(self) -> None:
         self.samples = 0
+        self._log_sum = self._log_sum_squares = torch.tensor(-math.inf)
+        self._sum = torch.tensor(0.0)
 
     def add(self, log_weights: Tensor) -> None:
         """Count in some more draws (k, *)."""
-        log_sum = torch.logsumexp(log_weights, dim=0)
-        log_sum_squares = torch.logsumexp(2 * log_weights, dim=0)
-        total = log_weights.sum(0)
-        if self.samples:
-            log_sum = torch.logaddexp(self._log_sum, log_sum)
-            log_sum_squares = torch.logaddexp(self._log_sum_squares, log_sum_squares)
-            total = self._sum + total
-        self._log_sum, self._log_sum_squares, self._sum = log_sum, log_sum_squares, total
+        squares = torch.logsumexp(2 * log_weights, dim=0)
+        self._log_sum = torch.logaddexp(self._log_sum.to(squares), torch.logsumexp(log_weights, dim=0))
+        self._log_sum_squares = torch.logaddexp(self._log_sum_squares.to(squares), squares)
+        self._sum = self._sum.to(squares) + log_weights.sum(0)
         self.samples += log_weights.shape[0]
 
     def result(self) -> Estimate:

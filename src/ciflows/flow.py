@@ -44,9 +44,7 @@ class Flow(Density):
         if not layers and base is None:
             raise ValueError("Flow: give at least one layer or a base.")
         base = StandardNormal(layers[-1].noise_shape) if base is None else base
-        super().__init__(
-            layers[0].shape if layers else base.shape, _common_context([*layers, base])
-        )
+        super().__init__(layers[0].shape if layers else base.shape, _common_context([*layers, base]))
         for index, (before, after) in enumerate(zip(layers, [*layers, base][1:], strict=True)):
             if before.noise_shape != after.shape:
                 raise ValueError(
@@ -72,9 +70,7 @@ class Flow(Density):
 
     # -- differentiable: what training uses ---------------------------------------------------------
 
-    def log_weight(
-        self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None
-    ) -> Tensor:
+    def log_weight(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
         """Algorithm 1: one unbiased draw of the ELBO of each x (*, shape) -> (*)."""
         return self._encode(self._parts(), x, context, noise or Noise())[0]
 
@@ -112,7 +108,7 @@ class Flow(Density):
         context: Tensor | None = None,
         seed: int | None = None,
     ) -> Tensor:
-        """The estimate of log p(x) from importance sampling, eq. (11): (*, shape) -> (*).
+        """The estimate of log p(x) from importance sampling (section 3.2): (*, shape) -> (*).
 
         Exact, whatever `samples`, for a plain flow. See `estimate` for the error of the others.
         """
@@ -151,11 +147,10 @@ class Flow(Density):
         noise = Noise.seeded(seed, x.device)
         leading = x.shape[: x.ndim - len(self.shape)]
         rows = x.reshape(-1, *self.shape)
+        context = None if self.context_shape is None else context
         if context is not None and self.context_shape is not None:
             check_shape(context, self.context_shape, "Flow, context")
-            context = context.expand(*leading, *self.context_shape).reshape(
-                -1, *self.context_shape
-            )
+            context = context.expand(*leading, *self.context_shape).reshape(-1, *self.context_shape)
         if std_error is None:
             parts = list(self._estimate_rows(rows, samples, context, noise))
         else:
@@ -238,6 +233,11 @@ class Flow(Density):
         for start in range(0, max(1, len(rows)), step):
             some = slice(start, start + step)
             given = None if context is None else context[some]
+            if self.exact:
+                log_prob = self.log_weight(rows[some], given, noise)
+                none, all_ = torch.zeros_like(log_prob), torch.full_like(log_prob, samples)
+                yield Estimate(log_prob, log_prob.clone(), none, all_)
+                continue
             running = RunningEstimate()
             for log_weights in self._weight_chunks(rows[some], samples, given, noise):
                 running.add(log_weights)

@@ -20,8 +20,8 @@ class Indexed(Layer):
 
         u ~ q(u | x),  z = F⁻¹(x; u),  log_weight = log|det DF⁻¹(x; u)| + log p(u | z) - log q(u | x)
 
-    With F(z; u) = e^{-s(u)} z - t(u) after a plain bijection f this is the paper's eq. (5): q is then
-    conditioned on f⁻¹(x) in place of x, which is the same family of posteriors.
+    With F(z; u) = e^{-s(u)} z - t(u) after a plain bijection f this is the paper's own family:
+    q is then conditioned on f⁻¹(x) in place of x, which is the same family of posteriors.
 
     Arguments:
         family: A bijection that takes u as its context (u joined with the context, where there is one).

@@ -87,9 +87,7 @@ class Layer(nn.Module, ABC):
         context = self._check(x, self.shape, context)
         return self._encode(x, context, noise or Noise())
 
-    def decode(
-        self, z: Tensor, context: Tensor | None = None, noise: Noise | None = None
-    ) -> Tensor:
+    def decode(self, z: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
         """Map z (*, noise_shape) to x (*, shape)."""
         context = self._check(z, self.noise_shape, context)
         return self._decode(z, context, noise or Noise())
@@ -105,9 +103,7 @@ class Layer(nn.Module, ABC):
         return context
 
     @abstractmethod
-    def _encode(
-        self, x: Tensor, context: Tensor | None, noise: Noise
-    ) -> tuple[Tensor, Tensor]: ...
+    def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]: ...
 
     @abstractmethod
     def _decode(self, z: Tensor, context: Tensor | None, noise: Noise) -> Tensor: ...

@@ -39,9 +39,7 @@ class Noise:
 
     def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
         """Standard normal numbers with the type and device of `like`."""
-        return torch.randn(
-            tuple(shape), dtype=like.dtype, device=like.device, generator=self.generator
-        )
+        return torch.randn(tuple(shape), dtype=like.dtype, device=like.device, generator=self.generator)
 
     def geometric(self, p: float) -> int:
         """A draw from P(n) = p (1 - p)^(n - 1) on n = 1, 2, ..."""
@@ -49,9 +47,7 @@ class Noise:
         draw = torch.empty((), device=device).geometric_(p, generator=self.generator)
         return int(draw.item())
 
-    def posterior(
-        self, density: Density, leading: torch.Size, context: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def posterior(self, density: Density, leading: torch.Size, context: Tensor) -> tuple[Tensor, Tensor]:
         """Draw u ~ q(u | context), differentiably, with log q(u | context).
 
         Objectives that need other gradients of q than the plain ones override this.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DReG", "ELBO", "IWAE", "Objective"]
+__all__ = ["ELBO", "IWAE", "DReG", "Objective"]
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -85,9 +85,7 @@ class _PathNoise(Noise):
         super().__init__(generator)
         self.drawn: list[Tensor] = []
 
-    def posterior(
-        self, density: Density, leading: torch.Size, context: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def posterior(self, density: Density, leading: torch.Size, context: Tensor) -> tuple[Tensor, Tensor]:
         tape = _Tape(self.generator)
         path = density.draw(leading, context.detach(), tape)
         self.drawn.append(path)

@@ -92,10 +92,11 @@ def fit(
         raise UserError(f"{folder} exists already. Resume it, or choose another folder.")
     where = find_device(device)
     dataset = load_dataset(config.data)
+    flow = build_flow(config, dataset.features, dataset.truth is None, dataset.train).to(where)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "config.toml", config.to_toml())
     write_text(folder / "about.json", json.dumps(_about(dataset), indent=2))
-    return _train(config, folder, dataset, where, console or Console(quiet=True))
+    return _train(flow, config, folder, dataset, console or Console(quiet=True))
 
 
 def resume(folder: Path | str, *, device: str = "auto", console: Console | None = None) -> Run:
@@ -106,7 +107,8 @@ def resume(folder: Path | str, *, device: str = "auto", console: Console | None 
         return load_run(folder)
     where = find_device(device)
     dataset = _same_data(config.data, about["fingerprint"])
-    return _train(config, folder, dataset, where, console or Console(quiet=True))
+    flow = build_flow(config, dataset.features, about["standardised"], dataset.train).to(where)
+    return _train(flow, config, folder, dataset, console or Console(quiet=True))
 
 
 def load_run(folder: Path | str, device: str = "cpu") -> Run:
@@ -160,15 +162,12 @@ def build_flow(
     mean, scale = (like, like + 1) if train is None else (like.mean(0), like.std(0))
     if not bool((scale > 0).all()):
         raise UserError("A column of the table is constant: leave it out.")
-    layers: list[Layer] = [Standardise(mean, scale), *flow.layers]  # type: ignore[list-item]
+    layers: list[Layer] = [Standardise(mean, scale), *flow.layers]
     return Flow(layers, flow.base)
 
 
-def _train(
-    config: RunConfig, folder: Path, dataset: Dataset, device: torch.device, console: Console
-) -> Run:
+def _train(flow: Flow, config: RunConfig, folder: Path, dataset: Dataset, console: Console) -> Run:
     torch.backends.cuda.matmul.allow_tf32 = config.training.precision == "tf32"
-    flow = build_flow(config, dataset.features, dataset.truth is None, dataset.train).to(device)
     outcome = fit_flow(
         flow,
         dataset.train,
@@ -184,12 +183,10 @@ def _train(
     save_tensors(folder / "weights.safetensors", flow.state_dict(), {"steps": outcome.steps})
     metrics = evaluate(flow, dataset, config, outcome)
     write_text(folder / "metrics.json", json.dumps(metrics, indent=2))
-    return load_run(folder, str(device))
+    return load_run(folder, str(flow.device))
 
 
-def evaluate(
-    flow: Flow, dataset: Dataset, config: RunConfig, outcome: Outcome
-) -> dict[str, Any]:
+def evaluate(flow: Flow, dataset: Dataset, config: RunConfig, outcome: Outcome) -> dict[str, Any]:
     """The content of metrics.json."""
     samples = 1 if flow.exact else config.evaluation.samples
     test = dataset.test.to(flow.device, next(flow.buffers()).dtype)

@@ -12,7 +12,7 @@ from ciflows.noise import Noise
 
 
 class Affine(Bijection):
-    """z = e^s ⊙ (x + t), where [s, t] is a network's output for the context (eq. 5, with u the context).
+    """z = e^s ⊙ (x + t), where [s, t] is a network's output for the context (section 3.1).
 
     Arguments:
         features: Size of x.

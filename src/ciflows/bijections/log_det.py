@@ -48,11 +48,12 @@ class Exact:
 class Roulette:
     """The power series Σ (-1)^(k+1) tr(J^k) / k, cut off at random without bias (Chen et al., 2019).
 
-    The first `exact_terms` terms are always computed; further ones with a geometric number, each divided
-    by the probability of being reached; traces by one Gaussian probe v, E[vᵀ A v] = tr A. Gradients come
-    from the Neumann series of the same terms, d log det = Σ (-1)^j tr(dJ J^j): all powers J^j v are taken
-    without a graph, and one product J w is differentiated, so memory does not grow with the terms.
-    Each row's gradient is its own, so that rows may be weighted differently.
+    The first `exact_terms` terms are always computed; further ones with a geometric number, each
+    divided by the probability of being reached; traces by one Gaussian probe v, E[vᵀ A v] = tr A.
+
+    Gradients come from the Neumann series of the same terms, d log det = Σ (-1)^j tr(dJ J^j): all powers
+    J^j v are taken without a graph, and one product J w is differentiated, so memory does not grow with
+    the terms. Each row's gradient is its own, so that rows may be weighted differently.
 
     Arguments:
         exact_terms: Number of terms always computed (the paper: 2 in training, 20 in testing).

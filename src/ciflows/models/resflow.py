@@ -43,7 +43,5 @@ def build(features: int, context_features: int, settings: ResFlowSettings) -> Fl
     ]
     layers: list[Layer] = list(blocks)
     if isinstance(settings, CIFResFlowSettings):
-        layers = interleave(
-            blocks, lambda _: indexed_affine(features, context_features, settings)
-        )
+        layers = interleave(blocks, lambda _: indexed_affine(features, context_features, settings))
     return Flow(layers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["MLP"]
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from torch import nn
@@ -35,7 +36,7 @@ class MLP(nn.Sequential):
     ) -> None:
         sizes = [in_features, *hidden]
         modules: list[nn.Module] = []
-        for before, after in zip(sizes[:-1], sizes[1:], strict=True):
+        for before, after in itertools.pairwise(sizes):
             modules += [nn.Linear(before, after), activation()]
         last = nn.Linear(sizes[-1], out_features)
         if zero_last:

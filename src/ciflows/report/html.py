@@ -60,6 +60,7 @@ CURVE_POINTS = 250
 LAYER_POINTS = 250
 MOST_MARGINALS = 12
 NOTHING = "–"
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 class Picture(NamedTuple):
@@ -209,14 +210,14 @@ def _headline_row(entry: Entry) -> dict[str, str]:
 
 def _lead(entries: Sequence[Entry]) -> str:
     """The result in one sentence."""
-    scored = [entry for entry in entries if (entry.metrics.get("test") or {}).get("log_prob")]
+    scored = [entry for entry in entries if entry.metrics.get("test")]
     if not scored:
         return ""
     best = max(scored, key=lambda entry: float(entry.metrics["test"]["log_prob"]))
     test = best.metrics["test"]
     reached = f"{_with_error(test['log_prob'], test.get('std_error'))} nats for each test point"
     gap = best.metrics.get("gap")
-    words = "" if gap is None else f", {_number(gap, '{:.3f}')} from the limit of any model"
+    words = f", {gap:.3f} below the best that any model can" if gap is not None and gap > 0 else ""
     if len(entries) == 1:
         return f"{best.name} reaches {reached}{words}."
     return f"The best of {len(entries)}, {best.name}, reaches {reached}{words}."
@@ -246,7 +247,7 @@ def _layer_table(names: tuple[str, ...], constants: Lipschitz, trip: RoundTrip) 
 
 def _stretch_cells(stretch: Stretch, error: float) -> tuple[str, ...]:
     values = (stretch.largest, stretch.smallest, stretch.constant, stretch.bound)
-    return (*(_number(value, "{:.3g}") for value in values), _number(error, "{:.1e}"))
+    return (*(_number(value, "{:#.3g}") for value in values), _number(error, "{:.1e}"))
 
 
 def _sizes(dataset: Dataset) -> str:
@@ -339,8 +340,7 @@ def _draws(entries: Sequence[Entry], seed: int) -> list[Picture]:
     if all(entry.flow.exact for entry in entries):
         return []
     curves = [
-        draws_curve(e.flow, on_device(e.dataset.test[:CURVE_POINTS], e.flow), seed=seed)
-        for e in entries
+        draws_curve(e.flow, on_device(e.dataset.test[:CURVE_POINTS], e.flow), seed=seed) for e in entries
     ]
     draw = partial(draw_draws, names=[entry.name for entry in entries], curves=curves)
     points = min(CURVE_POINTS, len(entries[0].dataset.test))
@@ -405,10 +405,12 @@ def _environment() -> list[tuple[str, str]]:
 
 
 def _number(value: Any, form: str) -> str:
-    """A number in words, with a true minus sign."""
+    """A number as it is set in print."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return NOTHING
-    return form.format(value).replace("-", "−").replace("inf", "∞")
+    digits, e, exponent = form.format(value).partition("e")
+    power = f"×10{str(int(exponent)).translate(SUPERSCRIPTS)}" if e else ""
+    return digits.removesuffix(".").replace("-", "−").replace("inf", "∞") + power
 
 
 def _with_error(value: float | None, error: float | None) -> str:

@@ -47,7 +47,7 @@ from ciflows.report.grids import DensityGrid, Entry, Window, density_grids, in_p
 Array = NDArray[np.float64]
 
 PANEL = (3.0, 2.9)
-CHART = (3.9, 2.9)
+CHART = (3.4, 2.7)
 SCALE = (3.0, 0.55)
 COLOURS = "viridis"
 LOG_DECADES = 4
@@ -80,14 +80,14 @@ LIGHT = Theme(
     "#d8dde3",
     "#5c6b7a",
     "#d55e00",
-    ("#0072b2", "#d55e00", "#00835f", "#b3538c", "#b07a00", "#4a4fc4"),
+    ("#0072b2", "#b07a00", "#b3538c", "#00835f", "#4a4fc4", "#7a5c3e"),
 )
 DARK = Theme(
     "#c9d1d9",
     "#353c45",
     "#93a4b5",
     "#ff8a3d",
-    ("#58b4f0", "#ff9a56", "#35c79b", "#e59ac4", "#e6c229", "#a3a8ff"),
+    ("#58b4f0", "#e6c229", "#e59ac4", "#35c79b", "#a3a8ff", "#c8a27c"),
 )
 
 
@@ -124,7 +124,7 @@ def draw_density(
     )
     if dots is not None:
         x = dots[:DOTS].double().cpu().numpy()
-        axes.scatter(*x.T, s=0.9, color="black", linewidths=0, alpha=0.55)
+        axes.scatter(x[:, 0], x[:, 1], s=0.9, color="black", linewidths=0, alpha=0.55)
     _frame(axes, grid.window)
 
 
@@ -135,7 +135,7 @@ def draw_scale(axes: Axes, top: float, log: bool = False) -> None:
     colours = ScalarMappable(_norm(top, log), COLOURS)
     extend = "both" if log else "max"
     bar = figure.colorbar(colours, cax=axes, orientation="horizontal", extend=extend)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     axes.set_xlabel("density, log scale" if log else "density")
 
 
@@ -145,8 +145,9 @@ def draw_samples(
     """Points (n, 2), those outside the support, where one is known, in a colour of their own."""
     x = points.double().cpu().numpy()
     kept = np.ones(len(x), dtype=bool) if inside is None else inside.cpu().numpy()
-    axes.scatter(*x[kept].T, s=2.0, color=theme.data, linewidths=0, alpha=0.8)
-    axes.scatter(*x[~kept].T, s=4.0, color=theme.leaked, linewidths=0, zorder=3)
+    within, out = x[kept], x[~kept]
+    axes.scatter(within[:, 0], within[:, 1], s=2.0, color=theme.data, linewidths=0, alpha=0.8)
+    axes.scatter(out[:, 0], out[:, 1], s=4.0, color=theme.leaked, linewidths=0, zorder=3)
     _frame(axes, window)
 
 
@@ -254,14 +255,12 @@ def _draw_row(figure: Figure, axes: list[Axes], row: list[tuple[Entry, DensityGr
         draw_density(ax, grid, top, dots=entry.dataset.test)
         test = entry.metrics.get("test") or {}
         reached = "{log_prob:.3f} ± {std_error:.3f} nats".format(**test) if test else ""
-        ax.set_title(f"{entry.name}\n{reached}".strip(), fontsize=9.5)
+        ax.set_title(f"{entry.name}\n{reached.replace('-', '−')}".strip(), fontsize=9.5)
     for ax in axes[len(row) :]:
         ax.set_axis_off()
     colours = ScalarMappable(_norm(top, log=False), COLOURS)
-    bar = figure.colorbar(
-        colours, ax=axes[: len(row)], extend="max", shrink=0.85, pad=0.015, aspect=28
-    )
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar = figure.colorbar(colours, ax=axes[: len(row)], extend="max", shrink=0.85, pad=0.015, aspect=28)
+    bar.outline.set_visible(False)
     bar.set_label("density")
     axes[0].set_ylabel(row[0][0].dataset.name)
 
@@ -269,7 +268,7 @@ def _draw_row(figure: Figure, axes: list[Axes], row: list[tuple[Entry, DensityGr
 # -- inside ------------------------------------------------------------------------------------------
 
 
-def _style(theme: Theme) -> dict[str, Any]:
+def _style(theme: Theme) -> Any:
     return {
         "font.size": 9,
         "text.color": theme.text,

@@ -26,7 +26,6 @@ from ciflows.training.settings import TrainingSettings
 from ciflows.training.step import make_step
 
 ROUND = 50
-CHECKPOINT_SECONDS = 30.0
 MOST_ROLLBACKS = 6
 VALIDATION_SEED = 1
 
@@ -138,7 +137,7 @@ class _Training:
                     values["validation"] = self._validate()
                 self.monitor.record(progress.step, values)
                 good = self._state()
-                if time.monotonic() - saved > CHECKPOINT_SECONDS:
+                if time.monotonic() - saved > self.settings.checkpoint_seconds:
                     self._save(good)
                     saved = time.monotonic()
         except KeyboardInterrupt:

@@ -66,7 +66,7 @@ class RunMonitor(Monitor):
         self._write({"step": step, **values})
         for name, value in values.items():
             self.curves.add_scalar(name, value, step)
-        shown = {name: values[name] for name in ("loss", "validation") if name in values}
+        shown: dict[str, Any] = {name: values[name] for name in ("loss", "validation") if name in values}
         self.progress.update(self.task, completed=step, **shown)
 
     def say(self, message: str) -> None:

@@ -36,6 +36,9 @@ class TrainingSettings(Settings):
     patience: int | None = Field(
         None, ge=1, description="stop after so many validations without a better one; or never"
     )
+    checkpoint_seconds: float = Field(
+        30.0, ge=0, description="seconds between checkpoints: the most that a crash can cost"
+    )
     precision: Literal["float32", "float64", "tf32"] = Field(
         "float32", description="arithmetic; tf32 multiplies matrices in fewer bits on a GPU"
     )

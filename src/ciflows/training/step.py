@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from ciflows.flow import Flow
-from ciflows.networks import MLP, LipschitzMLP, update_norms
+from ciflows.networks import LipschitzMLP, update_norms
 from ciflows.noise import Noise
 from ciflows.objectives import Objective
 from ciflows.training.settings import TrainingSettings
 
 WARM_UPS = 3
-COMPILED = (LipschitzMLP, MLP)
 
 
 class Step:
@@ -77,9 +76,7 @@ class CapturedStep(Step):
         batch: A batch of the shape that every step will have.
     """
 
-    def __init__(
-        self, flow: Flow, settings: TrainingSettings, noise: Noise, batch: Tensor
-    ) -> None:
+    def __init__(self, flow: Flow, settings: TrainingSettings, noise: Noise, batch: Tensor) -> None:
         super().__init__(flow, settings, noise)
         self.batch = batch.clone()
         self.graph = torch.cuda.CUDAGraph()
@@ -93,7 +90,7 @@ class CapturedStep(Step):
         kept = [tensor.detach().clone() for tensor in tensors]
         generator = self.noise.generator
         state = None if generator is None else generator.get_state()
-        networks = [part for part in self.flow.modules() if isinstance(part, COMPILED)]
+        networks = [part for part in self.flow.modules() if isinstance(part, LipschitzMLP)]
         try:
             for network in networks:  # of one class and shape: compiled once for all
                 network.compile()

@@ -1,0 +1,336 @@
+"""The report: what it says, that it needs nothing else, and that a browser shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ciflows import Flow, build_model
+from ciflows.bijections import Standardise
+from ciflows.data import Dataset, Synthetic, get_synthetic
+from ciflows.errors import UserError
+from ciflows.report import DensityGrid, Entry, compare_picture, density_grids, write_report
+from ciflows.report.grids import density_grid, shared_top, true_grid
+from ciflows.report.html import _number
+from ciflows.report.plots import history_curve
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def make_dataset(
+    points: Tensor, truth: Synthetic | None = None, name: str = "<set> & co", mark: str = "0"
+) -> Dataset:
+    columns = tuple(f"column {i}" for i in range(points.shape[1]))
+    third = len(points) // 3
+    return Dataset(
+        name, points[:third], points[third : 2 * third], points[2 * third :], columns, 7, mark, truth
+    )
+
+
+def make_entry(name: str, dataset: Dataset, log_prob: float = -1.9375, **model: Any) -> Entry:
+    features = dataset.train.shape[1]
+    flow = build_model(name, features=features, layers=2, hidden=[8], **model).eval()
+    metrics = {
+        "test": {
+            "log_prob": log_prob,
+            "std_error": 0.0123,
+            "monte_carlo_error": 0.00456,
+            "elbo": log_prob - 0.25,
+            "effective_samples": 41.7,
+            "samples": 77,
+            "points": len(dataset.test),
+        },
+        "limit": None if dataset.truth is None else dataset.truth.limit,
+        "gap": None if dataset.truth is None else 0.5512,
+        "leaked_mass": None if dataset.truth is None else 0.1234,
+        "leaked_mass_std_error": None if dataset.truth is None else 0.0032,
+        "parameters": 123456,
+        "seconds": 59.6,
+        "steps": 1000,
+        "device": "CPU, 2 threads",
+    }
+    history: list[dict[str, Any]] = [
+        {"step": 50 * i, "loss": 3 / i, "learning_rate": 0.1, "seconds": 1.0} for i in range(1, 21)
+    ]
+    for row in history[9::10]:
+        row["validation"] = -row["loss"]
+    return Entry(name, flow, dataset, metrics, history, f'model = "{name}"\nnote = "a < b"\n')
+
+
+@pytest.fixture(scope="module")
+def entries() -> list[Entry]:
+    truth = get_synthetic("two-uniforms")
+    dataset = make_dataset(truth.sample(900, seed=0), truth)
+    return [make_entry("resflow", dataset), make_entry("cif-resflow", dataset, -1.7188)]
+
+
+@pytest.fixture(scope="module")
+def report(entries: list[Entry], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    write_report(path, entries, "A title with <b>marks</b>")
+    return path
+
+
+class _Page(HTMLParser):
+    """The page's words, addresses and tables."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        self.tags: list[str] = []
+        self.alts: list[str | None] = []
+        self.words = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.tags.append(tag)
+        self.addresses += [values[key] or "" for key in ("src", "srcset", "href") if key in values]
+        if tag == "img":
+            self.alts.append(values.get("alt"))
+
+    def handle_data(self, data: str) -> None:
+        self.words += data + " "
+
+
+def test_report_needs_nothing_else(report: Path) -> None:
+    text = report.read_text()
+    page = _Page(text)
+    assert page.addresses
+    assert all(address.startswith(("data:", "#")) for address in page.addresses)
+    assert "script" not in page.tags
+    assert not re.search(r"url\(|@import", text)
+    assert text.startswith("<!doctype html>")
+
+
+def test_report_tells_the_numbers(report: Path) -> None:
+    words = " ".join(_Page(report.read_text()).words.split())
+    for number in (
+        "−1.938 ± 0.012",  # test log-likelihood and its standard error
+        "−1.719 ± 0.012",
+        "0.0046",  # Monte-Carlo error
+        "−1.969",  # ELBO
+        "77",  # draws
+        "41.7",  # effective draws
+        "−1.386",  # limit
+        "0.551",  # gap
+        "12.34% ± 0.32%",  # leaked mass
+        "123,456",
+        "60 s",
+    ):
+        assert number in words, number
+    assert "The best of 2, cif-resflow, reaches −1.719" in words
+    assert "1 Indexed Affine" in words  # every layer has its row
+    assert re.search(r"its bound round trip resflow \S+ \S+ \S+ 100 ", words)  # (1 / (1 - 0.9))²
+
+
+def test_report_quotes_what_it_is_given(report: Path) -> None:
+    page = _Page(report.read_text())
+    assert "b" not in page.tags[: page.tags.index("h1") + 1]
+    assert "A title with <b>marks</b>" in page.words
+    assert "<set> & co" in page.words
+    assert 'note = "a < b"' in page.words
+
+
+def test_every_picture_has_words(report: Path) -> None:
+    alts = _Page(report.read_text()).alts
+    assert len(alts) == 3 + 1 + 3 + 1 + 3 + 2 + 1  # maps, scales, samples, training, draws
+    assert all(alts)
+    assert len(set(alts)) == len(alts)
+
+
+def test_report_is_the_same_again(entries: list[Entry], report: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.html"
+    write_report(again, entries, "A title with <b>marks</b>", grids=density_grids(entries))
+    assert again.read_bytes() == report.read_bytes()
+
+
+def test_report_leaves_flows_in_their_mode(tmp_path: Path) -> None:
+    dataset = make_dataset(torch.randn(60, 3))
+    entry = make_entry("resflow", dataset, log_det="roulette")
+    entry.flow.train()  # its likelihoods are refused in this mode
+    write_report(tmp_path / "report.html", [entry], "t")
+    assert entry.flow.training
+
+
+@pytest.mark.parametrize("features", [1, 3, 14])
+def test_other_dimensions_get_histograms(features: int, tmp_path: Path) -> None:
+    dataset = make_dataset(torch.randn(90, features))
+    entry = make_entry("cif-resflow", dataset)
+    write_report(tmp_path / "report.html", [entry], "Other data")
+    page = _Page((tmp_path / "report.html").read_text())
+    shown = [alt for alt in page.alts if alt is not None and "Histograms" in alt]
+    assert len(shown) == min(features, 12)
+    assert ("The other 2 features" in page.words) == (features == 14)
+    assert not any(alt is not None and "Heat map" in alt for alt in page.alts)
+    assert "leaked mass" not in page.words.split("Likelihoods in nats")[0]  # nothing is known of it
+
+
+def test_plane_without_a_truth(tmp_path: Path) -> None:
+    points = torch.randn(300, 2) * torch.tensor([1.0, 50.0])
+    entry = make_entry("resflow", make_dataset(points))
+    write_report(tmp_path / "report.html", [entry], "A table")
+    alts = _Page((tmp_path / "report.html").read_text()).alts
+    assert "Heat map of the density: resflow" in alts
+    assert "Heat map of the density: truth" not in alts
+
+
+def test_several_data_sets_get_sections(tmp_path: Path) -> None:
+    several = [
+        make_entry("resflow", make_dataset(torch.randn(60, 3), name=name, mark=name))
+        for name in ("first", "second")
+    ]
+    write_report(tmp_path / "report.html", several, "Two sets")
+    words = _Page((tmp_path / "report.html").read_text()).words
+    assert words.count("Data:") == 2
+
+
+def test_empty_metrics_and_history_are_no_obstacle(tmp_path: Path) -> None:
+    entry = make_entry("resflow", make_dataset(torch.randn(60, 3)))
+    write_report(tmp_path / "report.html", [entry._replace(metrics={}, history=[])], "Bare")
+    assert "Training loss" not in (tmp_path / "report.html").read_text()
+
+
+def test_a_report_on_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="at least one run"):
+        write_report(tmp_path / "report.html", [], "Nothing")
+    with pytest.raises(UserError, match="two features"):
+        compare_picture(
+            tmp_path / "picture.png", [make_entry("resflow", make_dataset(torch.randn(60, 3)))]
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_compare_picture(entries: list[Entry], tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    side = 20
+    truth = entries[0].dataset.truth
+    assert truth is not None
+    grids = [DensityGrid(truth.window, np.full((side, side), value), 1) for value in (0.1, 0.2)]
+    compare_picture(path, entries, grids=grids)
+    assert path.read_bytes().startswith(PNG)
+    width, height = (int.from_bytes(path.read_bytes()[i : i + 4], "big") for i in (16, 20))
+    assert width > 1.5 * height > 600  # two panels side by side
+
+
+def test_grid_is_the_density_and_integrates_to_one() -> None:
+    flow = Flow([Standardise(torch.tensor([1.0, 0.0]), torch.tensor([0.5, 1.0]))])
+    grid = density_grid(flow, (-3, 5, -6, 6), side=80)
+    assert grid.mass == pytest.approx(1, abs=1e-4)
+    row, column = divmod(int(grid.density.argmax()), 80)
+    assert {row, column} <= {39, 40}
+    assert grid.density[40, 45] < grid.density[45, 40]  # wider upward: rows are y, from below
+    assert grid.density.max() == pytest.approx(1 / (2 * np.pi * 0.5), rel=0.05)
+
+
+def test_true_grid_and_shared_scale() -> None:
+    grid = true_grid(get_synthetic("two-uniforms"), side=60)
+    assert grid is not None
+    assert grid.mass == pytest.approx(1, abs=0.01)
+    assert shared_top([grid]) == pytest.approx(0.25)
+    assert true_grid(get_synthetic("moons")) is None
+
+
+def test_history_curve_averages_blocks_and_skips_gaps() -> None:
+    history = [{"step": i, "loss": float(i), "validation": None} for i in range(1000)]
+    history[0]["loss"] = float("nan")
+    steps, values = history_curve(history, "loss", most=10)
+    assert len(steps) == 10
+    assert np.allclose(steps, values)
+    assert len(history_curve(history, "validation")[0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "words"),
+    [
+        (None, "{:.3f}", "–"),
+        (float("nan"), "{:.3f}", "–"),
+        (-1.5, "{:.2f}", "−1.50"),
+        (2.5e-7, "{:.1e}", "2.5×10⁻⁷"),
+        (1e10, "{:.3g}", "1×10¹⁰"),
+        (float("inf"), "{:.3g}", "∞"),
+    ],
+)
+def test_numbers_are_set_in_print(value: float | None, form: str, words: str) -> None:
+    assert _number(value, form) == words
+
+
+# -- in a browser ------------------------------------------------------------------------------------
+
+PROBE = """<script>addEventListener("load", () => {
+  for (const details of document.querySelectorAll("details")) details.open = true;
+  const seen = (node) => node.checkVisibility() && node.getBoundingClientRect().height > 20;
+  document.body.dataset.probe = JSON.stringify({
+    images: [...document.images].map((image) => image.naturalWidth),
+    dark: [...document.images].filter((image) => image.currentSrc !== image.src).length,
+    tables: [...document.querySelectorAll("table")].map(seen),
+    width: innerWidth,
+    overflow: document.documentElement.scrollWidth - innerWidth,
+  });
+})</script></body>"""
+
+
+def open_in_browser(page: Path, folder: Path, *flags: str) -> tuple[dict[str, Any], list[str]]:
+    """Load a page in headless Chromium: what a probe found in it, and the console's lines."""
+    assert CHROMIUM is not None
+    probed = folder / "probed.html"
+    probed.write_text(page.read_text().replace("</body>", PROBE))
+    words = [
+        *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"),
+        *("--no-first-run", "--disable-background-networking", "--disable-component-update"),
+        *("--disable-sync", f"--user-data-dir={folder / 'profile'}", "--enable-logging=stderr"),
+        *("--virtual-time-budget=10000", *flags, "--dump-dom", probed.as_uri()),
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    found = re.search(r'data-probe="([^"]*)"', done.stdout)
+    assert found is not None, done.stderr[-2000:]
+    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return json.loads(found.group(1).replace("&quot;", '"')), console
+
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the report in")
+
+
+@needs_chromium
+@pytest.mark.parametrize("dark", [False, True])
+def test_browser_shows_the_report(report: Path, tmp_path: Path, dark: bool) -> None:
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    found, console = open_in_browser(report, tmp_path, "--window-size=1280,900", scheme)
+    assert console == []
+    assert len(found["images"]) == 14
+    assert min(found["images"]) > 400
+    assert found["dark"] == (14 if dark else 0)
+    assert len(found["tables"]) == 5
+    assert all(found["tables"])
+    assert found["overflow"] <= 0
+
+
+@needs_chromium
+def test_page_does_not_overflow_on_a_phone(report: Path, tmp_path: Path) -> None:
+    found, _ = open_in_browser(report, tmp_path, "--window-size=390,800")
+    assert found["width"] < 600
+    assert found["overflow"] <= 0
+
+
+@needs_chromium
+def test_browser_would_tell_of_a_broken_page(tmp_path: Path) -> None:
+    page = tmp_path / "broken.html"
+    page.write_text(
+        '<!doctype html><body><img src="data:image/png;base64,AAAA"><table hidden><tr><td>1</table>'
+        "<script>missing()</script></body>"
+    )
+    found, console = open_in_browser(page, tmp_path)
+    assert found["images"] == [0]
+    assert found["tables"] == [False]
+    assert any("missing is not defined" in line for line in console)

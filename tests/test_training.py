@@ -1,0 +1,252 @@
+"""The training loop: it fits, it resumes to the bit, it survives what goes wrong."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import ciflows
+from ciflows import Flow
+from ciflows.data import SYNTHETIC
+from ciflows.objectives import ELBO
+from ciflows.training import TrainingSettings, fit_flow, loop
+from ciflows.training.checkpoint import Checkpoints, load_tensors, save_tensors
+from ciflows.training.monitor import Monitor
+
+SMALL = {"layers": 2, "hidden": [8, 8]}
+QUICK = TrainingSettings(steps=200, batch_size=100, validate_every=50)
+
+
+class Listener(Monitor):
+    """Remembers what it hears."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.messages: list[str] = []
+
+    def record(self, step: int, values: dict[str, float]) -> None:
+        self.rows.append((step, values))
+
+    def say(self, message: str) -> None:
+        self.messages.append(message)
+
+
+@pytest.fixture
+def data() -> tuple[Tensor, Tensor]:
+    points = SYNTHETIC["two-uniforms"].sample(1200, seed=1)
+    return points[:1000], points[1000:]
+
+
+def small(name: str = "cif-resflow", **settings: object) -> Flow:
+    return ciflows.build_model(name, features=2, seed=3, **SMALL, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("objective", ["elbo", "iwae", "dreg"])
+@pytest.mark.parametrize("name", ["resflow", "cif-resflow"])
+def test_training_raises_the_likelihood(name: str, objective: str, data: tuple[Tensor, Tensor]) -> None:
+    flow = small(name)
+    before = flow.eval().log_prob(data[1], 20, seed=0).mean()
+    settings = QUICK.model_copy(update={"objective": objective, "draws": 3})
+    outcome = fit_flow(flow, *data, settings)
+    after = flow.log_prob(data[1], 20, seed=0).mean()
+    assert after > before + 0.3
+    assert outcome.steps == 200
+    assert abs(after.item() - outcome.validation) < 0.1
+
+
+def test_roulette_trains_as_well_as_exact(data: tuple[Tensor, Tensor]) -> None:
+    scores = []
+    for log_det in ("exact", "roulette"):
+        flow = small("resflow", log_det=log_det)
+        scores.append(fit_flow(flow, *data, QUICK).validation)
+    assert abs(scores[0] - scores[1]) < 0.05
+
+
+class Interrupted(ELBO):
+    """An objective that is interrupted in the middle of some call, as by a signal."""
+
+    def __init__(self, call: int) -> None:
+        self.call, self.count = call, 0
+
+    def __call__(self, flow: Flow, x: Tensor, *args: object, **kwargs: object) -> Tensor:
+        value = super().__call__(flow, x, *args, **kwargs)  # type: ignore[arg-type]
+        self.count += 1
+        if self.count == self.call:
+            raise KeyboardInterrupt
+        return value
+
+
+@pytest.mark.parametrize("call", [60, 100, 173])
+def test_resumed_run_ends_with_the_same_bits(
+    call: int, data: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight, whole = small(), Listener()
+    fit_flow(straight, *data, QUICK, seed=5, monitor=whole)
+    checkpoints = Checkpoints(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingSettings, "make_objective", lambda _: Interrupted(call))
+        with pytest.raises(KeyboardInterrupt):
+            fit_flow(small(), *data, QUICK, seed=5, checkpoints=checkpoints)
+    resumed, rest = small(), Listener()
+    fit_flow(resumed, *data, QUICK, seed=5, checkpoints=checkpoints, monitor=rest)
+    assert 0 < len(rest.rows) < len(whole.rows)
+    for name, value in straight.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+    assert rest.rows[-1][1]["loss"] == whole.rows[-1][1]["loss"]
+
+
+def test_seed_decides_everything(data: tuple[Tensor, Tensor]) -> None:
+    ends = []
+    for seed in (0, 0, 1):
+        flow = small()
+        fit_flow(flow, *data, QUICK, seed=seed)
+        ends.append(torch.cat([p.detach().flatten() for p in flow.parameters()]))
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[0], ends[2])
+
+
+def test_damaged_checkpoint_falls_back(data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    said: list[str] = []
+    checkpoints = Checkpoints(tmp_path, said.append)
+    for step in (50, 100):
+        settings = QUICK.model_copy(update={"steps": step})
+        fit_flow(small(), *data, settings, checkpoints=checkpoints)
+    newest = sorted(tmp_path.glob("*.safetensors"))[-1]
+    content = bytearray(newest.read_bytes())
+    content[-3] ^= 1
+    newest.write_bytes(content)
+    found = checkpoints.load()
+    assert found is not None
+    assert found[1]["step"] == 50
+    assert newest.name in said[0]
+    newest.write_bytes(content[: len(content) // 2])
+    assert checkpoints.load() is not None
+    assert len(said) == 2
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for step in range(5):
+        checkpoints.save(step, {"x": torch.ones(2)}, {"step": step})
+    assert [p.name for p in sorted(tmp_path.iterdir())] == [
+        "step-000000003.safetensors",
+        "step-000000004.safetensors",
+    ]
+
+
+def test_tensors_survive_a_file(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "a.safetensors", {"x": torch.arange(3.0).double()}, {"n": 1})
+    tensors, facts = load_tensors(tmp_path / "a.safetensors")
+    assert tensors["x"].dtype == torch.float64
+    assert tensors["x"].tolist() == [0, 1, 2]
+    assert facts == {"n": 1}
+
+
+def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.safetensors"
+    save_tensors(path, {"x": torch.ones(2)}, {})
+
+    def full_disk(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ciflows.training.checkpoint.save_file", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        save_tensors(path, {"x": torch.zeros(2)}, {})
+    assert load_tensors(path)[0]["x"].tolist() == [1, 1]
+    assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+class BreaksOnce(ELBO):
+    """An objective whose value is not finite at some calls."""
+
+    def __init__(self, calls: range) -> None:
+        self.calls, self.count = calls, 0
+
+    def __call__(self, flow: Flow, x: Tensor, *args: object, **kwargs: object) -> Tensor:
+        value = super().__call__(flow, x, *args, **kwargs)  # type: ignore[arg-type]
+        self.count += 1
+        return value * math.nan if self.count - 1 in self.calls else value
+
+
+def test_non_finite_loss_rolls_back(
+    data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = BreaksOnce(range(70, 71))
+    monkeypatch.setattr(TrainingSettings, "make_objective", lambda _: broken)
+    flow, listener = small(), Listener()
+    outcome = fit_flow(flow, *data, QUICK, monitor=listener)
+    assert outcome.steps == 200
+    assert len(listener.messages) == 1
+    assert "back to step 50" in listener.messages[0]
+    assert broken.count == 250
+    half = 0.5 * QUICK.learning_rate
+    assert all(v["learning_rate"] <= half for step, v in listener.rows if step > 50)
+    assert all(p.isfinite().all() for p in flow.parameters())
+
+
+def test_hopeless_loss_stops_with_the_best_weights(
+    data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = BreaksOnce(range(120, 10**9))
+    monkeypatch.setattr(TrainingSettings, "make_objective", lambda _: broken)
+    flow = small()
+    outcome = fit_flow(flow, *data, QUICK)
+    assert "not finite" in outcome.reason
+    assert "learning_rate" in outcome.reason
+    score = flow.log_prob(data[1], QUICK.validation_samples, seed=loop.VALIDATION_SEED).mean()
+    assert score.item() == pytest.approx(outcome.validation, abs=1e-6)
+    assert math.isfinite(outcome.validation)
+
+
+def test_patience_ends_training_with_the_best_weights(data: tuple[Tensor, Tensor]) -> None:
+    wild = TrainingSettings(steps=5000, batch_size=100, learning_rate=0.5, validate_every=10, patience=3)
+    flow, listener = small(), Listener()
+    outcome = fit_flow(flow, *data, wild, monitor=listener)
+    assert outcome.steps < 5000
+    assert "no better validation" in outcome.reason
+    scores = [values["validation"] for _, values in listener.rows if "validation" in values]
+    assert outcome.validation == max(scores)
+    assert outcome.validation not in scores[-3:]
+
+
+def test_minutes_end_training(data: tuple[Tensor, Tensor]) -> None:
+    settings = QUICK.model_copy(update={"steps": 10**9, "max_minutes": 0.02})
+    listener = Listener()
+    outcome = fit_flow(small(), *data, settings, monitor=listener)
+    assert "minutes are over" in outcome.reason
+    assert listener.rows[-1][1]["learning_rate"] < 0.1 * settings.learning_rate
+
+
+def test_clipping_bounds_the_whole_gradient(data: tuple[Tensor, Tensor]) -> None:
+    from ciflows.noise import Noise
+    from ciflows.training.step import Step
+
+    flow = small().train()
+    step = Step(flow, QUICK.model_copy(update={"clip": 1e-3}), Noise())
+    step(data[0][:100])
+    total = torch.stack([p.grad.square().sum() for p in flow.parameters() if p.grad is not None])
+    assert total.sum().sqrt().item() == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_last_rows_are_not_lost_between_passes(data: tuple[Tensor, Tensor]) -> None:
+    settings = QUICK.model_copy(update={"batch_size": 300})
+    training = loop._Training(small(), data[0], data[1], settings, 0, None, None)
+    seen = torch.cat([training._batch(step) for step in range(30)])
+    assert len({tuple(row) for row in seen.tolist()}) == len(data[0])
+
+
+def test_interrupted_write_is_not_mistaken_for_a_checkpoint(
+    data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    fit_flow(small(), *data, QUICK.model_copy(update={"steps": 50}), checkpoints=checkpoints)
+    only = next(tmp_path.glob("*.safetensors"))
+    shutil.copy(only, tmp_path / ".step-000000099.safetensors.1.tmp")
+    found = checkpoints.load()
+    assert found is not None
+    assert found[1]["step"] == 50
