@@ -76,25 +76,34 @@ class RunningEstimate:
 
     def __init__(self) -> None:
         self.samples = 0
-        self._log_sum = self._log_sum_squares = torch.tensor(-math.inf)
-        self._sum = torch.tensor(0.0)
+        self._peak, self._sums = torch.tensor(-math.inf), torch.zeros(3)
 
     def add(self, log_weights: Tensor) -> None:
         """Count in some more draws (k, *)."""
-        squares = torch.logsumexp(2 * log_weights, dim=0)
-        self._log_sum = torch.logaddexp(self._log_sum.to(squares), torch.logsumexp(log_weights, dim=0))
-        self._log_sum_squares = torch.logaddexp(self._log_sum_squares.to(squares), squares)
-        self._sum = self._sum.to(squares) + log_weights.sum(0)
+        peak = log_weights.amax(0).clamp(min=torch.finfo(log_weights.dtype).min)
+        if self.samples:
+            peak = torch.maximum(self._peak, peak)  # sums are kept relative to the largest, for accuracy
+        shifted = log_weights - peak
+        weights = torch.exp(shifted)
+        sums = torch.stack([weights.sum(0), weights.square().sum(0), shifted.sum(0)])
+        if self.samples:
+            moved = self._peak - peak
+            shrink = torch.exp(moved)
+            total, squares, logs = self._sums
+            sums += torch.stack([total * shrink, squares * shrink**2, logs + self.samples * moved])
+        self._peak, self._sums = peak, sums
         self.samples += log_weights.shape[0]
 
     def result(self) -> Estimate:
         m = self.samples
-        effective = torch.exp(2 * self._log_sum - self._log_sum_squares)
+        total, squares, logs = self._sums
+        effective = total.square() / squares
         if m > 1:
             variance = (1 / effective - 1 / m).clamp(min=0) * m / (m - 1)
         else:
             variance = torch.full_like(effective, math.nan)
-        return Estimate(self._log_sum - math.log(m), self._sum / m, variance.sqrt(), effective)
+        log_prob, elbo = self._peak + torch.log(total / m), self._peak + logs / m
+        return Estimate(log_prob, elbo, variance.sqrt(), effective)
 
 
 def summarise(estimate: Estimate, samples: int) -> Summary:

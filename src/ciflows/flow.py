@@ -68,6 +68,10 @@ class Flow(Density):
     def device(self) -> torch.device:
         return next(tensor.device for tensor in [*self.parameters(), *self.buffers()])
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(tensor.dtype for tensor in [*self.parameters(), *self.buffers()])
+
     # -- differentiable: what training uses ---------------------------------------------------------
 
     def log_weight(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
@@ -130,14 +134,16 @@ class Flow(Density):
         Arguments:
             x: Points (*, shape).
             samples: Draws for each point, where no tolerance is given.
-            std_error: Draw until each point's standard error is at most this; those still above it
-                after `max_samples` draws are counted in a warning.
+            std_error: Draw as many times as each point needs for a standard error of about this, up to
+                `max_samples`; points that would need more are counted in a warning.
             max_samples: The most draws for one point where `std_error` is given.
             context: Context (*, context_shape) of a conditional density.
             seed: Seed of the draws.
         """
-        _check_samples(samples)
+        _check_samples(min(samples, max_samples))
         check_shape(x, self.shape, "Flow")
+        if x.dtype != self.dtype:
+            raise ValueError(f"Flow: its weights are {self.dtype}, the points {x.dtype}: convert one.")
         if self.noisy:
             raise ValueError(
                 "Flow: its log-determinants are noisy estimates, and their noise would raise a "
@@ -147,11 +153,10 @@ class Flow(Density):
         noise = Noise.seeded(seed, x.device)
         leading = x.shape[: x.ndim - len(self.shape)]
         rows = x.reshape(-1, *self.shape)
-        context = None if self.context_shape is None else context
+        self._check_context(context)
         if context is not None and self.context_shape is not None:
-            check_shape(context, self.context_shape, "Flow, context")
             context = context.expand(*leading, *self.context_shape).reshape(-1, *self.context_shape)
-        if std_error is None:
+        if std_error is None or self.exact:
             parts = list(self._estimate_rows(rows, samples, context, noise))
         else:
             parts = [self._estimate_until(rows, std_error, max_samples, context, noise)]
@@ -165,8 +170,8 @@ class Flow(Density):
             raise ValueError(f"Flow.sample: n must be at least 1; got {n}.")
         noise = Noise.seeded(seed, self.device)
         each: Shape = ()
+        self._check_context(context)
         if context is not None and self.context_shape is not None:
-            check_shape(context, self.context_shape, "Flow, context")
             each = tuple(context.shape[: context.ndim - len(self.context_shape)])
         step = max(1, _rows_at_once(self.device) // max(1, torch.Size(each).numel()))
         sizes = [min(step, n - start) for start in range(0, n, step)]
@@ -191,6 +196,14 @@ class Flow(Density):
         return x
 
     # -- inside --------------------------------------------------------------------------------------
+
+    def _check_context(self, context: Tensor | None) -> None:
+        if self.context_shape is None and context is not None:
+            raise ValueError("Flow: it was given a context, but none of its layers takes one.")
+        if self.context_shape is not None and context is None:
+            raise ValueError(f"Flow: it needs a context, of shape (*, {self.context_shape[0]}).")
+        if self.context_shape is not None and context is not None:
+            check_shape(context, self.context_shape, "Flow, context")
 
     def _parts(self) -> list[Layer | Density]:
         return [*cast(Sequence[Layer], self.layers), self.base]
@@ -251,30 +264,38 @@ class Flow(Density):
         context: Tensor | None,
         noise: Noise,
     ) -> Estimate:
-        """Give each row twice as many draws again until its standard error is small enough."""
-        samples, result = min(FIRST_DRAWS, max_samples), None
+        """Double each row's draws until their standard error is small enough; then draw as many anew.
+
+        The draws that decide may not be the ones reported. The error is relative to the mean, so it is
+        small where the mean came out large: stopping there would raise the estimate on average.
+        """
+        samples, late = min(FIRST_DRAWS, max_samples), 0
+        result = Estimate(*(rows.new_full((len(rows),), torch.nan) for _ in Estimate._fields))
         pending = torch.arange(len(rows), device=rows.device)
-        while True:
-            given = None if context is None else context[pending]
-            parts = list(self._estimate_rows(rows[pending], samples, given, noise))
-            latest = Estimate(*(torch.cat(column) for column in zip(*parts, strict=True)))
-            if result is None:
-                result = latest
-            else:
-                for column, values in zip(result, latest, strict=True):
-                    column[pending] = values
-            pending = pending[~(latest.std_error <= std_error)]
-            if not len(pending) or samples >= max_samples:
-                break
-            samples = min(2 * samples, max_samples)
-        if len(pending):
-            worst = result.std_error[pending].max().item()
+        while len(pending):
+            small = self._estimate_some(rows, pending, samples, context, noise).std_error <= std_error
+            if samples >= max_samples:
+                late = int((~small).sum())
+                small = torch.ones_like(small)
+            ready = pending[small]
+            fresh = self._estimate_some(rows, ready, samples, context, noise)
+            for column, values in zip(result, fresh, strict=True):
+                column[ready] = values
+            pending, samples = pending[~small], min(2 * samples, max_samples)
+        if late:
             warnings.warn(
-                f"{len(pending)} of {len(rows)} points still have a standard error above {std_error} "
-                f"after {max_samples} draws (the largest: {worst:.3g}). Raise max_samples.",
+                f"{late} of {len(rows)} points still have a standard error above {std_error} after "
+                f"{max_samples} draws (the largest: {result.std_error.max():.3g}). Raise max_samples.",
                 stacklevel=4,
             )
         return result
+
+    def _estimate_some(
+        self, rows: Tensor, some: Tensor, samples: int, context: Tensor | None, noise: Noise
+    ) -> Estimate:
+        given = None if context is None else context[some]
+        parts = self._estimate_rows(rows[some], samples, given, noise)
+        return Estimate(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def _rows_at_once(device: torch.device) -> int:

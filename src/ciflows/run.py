@@ -167,7 +167,6 @@ def build_flow(
 
 
 def _train(flow: Flow, config: RunConfig, folder: Path, dataset: Dataset, console: Console) -> Run:
-    torch.backends.cuda.matmul.allow_tf32 = config.training.precision == "tf32"
     outcome = fit_flow(
         flow,
         dataset.train,
@@ -189,7 +188,7 @@ def _train(flow: Flow, config: RunConfig, folder: Path, dataset: Dataset, consol
 def evaluate(flow: Flow, dataset: Dataset, config: RunConfig, outcome: Outcome) -> dict[str, Any]:
     """The content of metrics.json."""
     samples = 1 if flow.exact else config.evaluation.samples
-    test = dataset.test.to(flow.device, next(flow.buffers()).dtype)
+    test = dataset.test.to(flow.device, flow.dtype)
     estimate = flow.estimate(test, samples, seed=config.evaluation.seed)
     summary = summarise(estimate, samples)
     limit = None if dataset.truth is None else dataset.truth.limit

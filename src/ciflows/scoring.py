@@ -33,10 +33,9 @@ def score_data(
     check_output(out)
     run = load_run(folder, device)
     x = _points(run, data)
-    kind = next(run.flow.buffers()).dtype
     parts = [
         run.flow.estimate(
-            rows.to(run.flow.device, kind), samples, std_error=std_error, seed=seed + index
+            rows.to(run.flow.device, run.flow.dtype), samples, std_error=std_error, seed=seed + index
         )
         for index, rows in track(
             list(enumerate(x.split(ROWS))), "scoring", console=console, transient=True

@@ -79,16 +79,20 @@ class Residual(Bijection):
         first order, add up to the least; where that did not shrink a row's residual, the plain step,
         which always contracts, is taken from the best iterate so far.
         """
-        tolerance = ROUNDING_STEPS * torch.finfo(z.dtype).eps * z.norm(dim=-1).clamp(min=1)
+        eps, scale = torch.finfo(z.dtype).eps, z.norm(dim=-1).clamp(min=1)
+        tolerance, loose = ROUNDING_STEPS * eps * scale, eps**0.5 * scale
         solution, active = z.clone(), torch.arange(len(z), device=z.device)
         x, best, least = z, z, z.new_full((len(z),), torch.inf)
+        better = torch.ones_like(active, dtype=torch.bool)
         past_x: list[Tensor] = []
         past_r: list[Tensor] = []
         for _ in range(self.max_iterations):
             given = None if context is None else context[active]
             residual = z[active] - self.network(x, context=given)[0] - x
             size = residual.norm(dim=-1)  # the norm in which the plain step contracts
-            done = size <= tolerance[active]
+            # a plain step that shortens nothing has met the rounding of g's hidden units
+            near = loose[active].maximum(eps**0.5 * x.norm(dim=-1))
+            done = (size <= tolerance[active]) | (~better & (size >= least) & (size <= near))
             if bool(done.any()):
                 solution[active[done]] = x[done]
                 if bool(done.all()):

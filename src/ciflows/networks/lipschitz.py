@@ -154,7 +154,7 @@ def _store(linears: Sequence[SpectralLinear], u: Tensor, v: Tensor) -> None:
 
 
 class LipschitzMLP(nn.Module):
-    """(LipSwish, linear) repeated: (*, features) -> (*, features), with Lipschitz constant at most `kappa`.
+    """(LipSwish, linear) repeated, with Lipschitz constant at most `kappa`: (*, d) -> (*, d).
 
     Each linear map gets the same share of the constant: spectral norm at most kappa^(1/n) for n of them.
     A context enters after the first linear map, without a bound: only the map of x is constrained.

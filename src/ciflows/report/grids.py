@@ -135,8 +135,7 @@ def in_plane(dataset: Dataset) -> bool:
 
 def on_device(x: Tensor, flow: Flow) -> Tensor:
     """x where the flow is, in its precision."""
-    kind = next(tensor.dtype for tensor in [*flow.parameters(), *flow.buffers()])
-    return x.to(flow.device, kind)
+    return x.to(flow.device, flow.dtype)
 
 
 def shared_top(grids: Iterable[DensityGrid]) -> float:

@@ -103,10 +103,9 @@ class _Training:
         monitor: Monitor | None,
     ) -> None:
         device = flow.device
-        kind = next(tensor.dtype for tensor in [*flow.parameters(), *flow.buffers()])
         self.flow, self.settings, self.seed = flow, settings, seed
-        self.train = train.to(device, kind)
-        self.validation = validation.to(device, kind)
+        self.train = train.to(device, flow.dtype)
+        self.validation = validation.to(device, flow.dtype)
         self.checkpoints, self.monitor = checkpoints, monitor or Monitor()
         self.batch_size = min(settings.batch_size, len(train))
         self.generator = torch.Generator(device).manual_seed(seed)

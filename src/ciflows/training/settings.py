@@ -32,7 +32,7 @@ class TrainingSettings(Settings):
         1, ge=0, description="power iterations for the spectral norms after each step"
     )
     validate_every: int = Field(500, ge=1, description="steps between validations")
-    validation_samples: int = Field(5, ge=1, description="draws for each validation point")
+    validation_samples: int = Field(20, ge=1, description="draws for each validation point")
     patience: int | None = Field(
         None, ge=1, description="stop after so many validations without a better one; or never"
     )
@@ -40,7 +40,7 @@ class TrainingSettings(Settings):
         30.0, ge=0, description="seconds between checkpoints: the most that a crash can cost"
     )
     precision: Literal["float32", "float64", "tf32"] = Field(
-        "float32", description="arithmetic; tf32 multiplies matrices in fewer bits on a GPU"
+        "float32", description="arithmetic; tf32 trains with fewer bits on a GPU, and tests with all"
     )
     max_minutes: float | None = Field(
         None, gt=0, description="end after so many minutes, with the schedule fitted to them"

@@ -6,6 +6,8 @@ __all__ = ["CapturedStep", "Step", "make_step"]
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -34,6 +36,7 @@ class Step:
         self.objective: Objective = settings.make_objective()
         self.clip = settings.clip or math.inf
         self.power_iterations = settings.power_iterations
+        self.matmul = "high" if settings.precision == "tf32" else "highest"
         self.parameters = [p for p in flow.parameters() if p.requires_grad]
         rate = torch.tensor(settings.learning_rate, device=flow.device)
         self.optimizer = torch.optim.Adam(
@@ -60,9 +63,10 @@ class Step:
 
     def __call__(self, batch: Tensor) -> Tensor:
         """Take the step; the loss (), or NaN where the loss or the gradient is not finite."""
-        loss = -self.objective(self.flow, batch, noise=self.noise).mean()
-        self.optimizer.zero_grad()
-        loss.backward()
+        with _matmul_precision(self.matmul):
+            loss = -self.objective(self.flow, batch, noise=self.noise).mean()
+            self.optimizer.zero_grad()
+            loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
         self.optimizer.step()
         update_norms(self.flow, self.power_iterations)
@@ -115,6 +119,17 @@ class CapturedStep(Step):
         self.batch.copy_(batch)
         self.graph.replay()
         return self.loss.clone()
+
+
+@contextmanager
+def _matmul_precision(kind: str) -> Iterator[None]:
+    """Multiply matrices in this precision, in training alone: evaluation keeps all bits."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(kind)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def make_step(flow: Flow, settings: TrainingSettings, noise: Noise, batch: Tensor) -> Step:
