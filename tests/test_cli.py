@@ -25,6 +25,7 @@ from ciflows.models import MODELS
 TINY = [
     *("--set", "layers=2"),
     *("--set", "hidden=[8, 8]"),
+    *("--set", "objective=elbo"),
     *("--set", "batch_size=200"),
     *("--set", "validate_every=20"),
     *("--set", "evaluation.samples=10"),
@@ -81,8 +82,8 @@ def test_loaded_run_gives_the_reported_likelihood(finished: Path) -> None:
 
 
 def test_killed_run_resumes_to_the_same_weights(tmp_path: Path) -> None:
-    words = [*TINY, "--set", "steps=6000", "--set", "validate_every=1000"]
-    words += ["--set", "checkpoint_seconds=0.2"]
+    words = [*TINY, "--set", "steps=1500", "--set", "validate_every=500"]
+    words += ["--set", "checkpoint_seconds=0.1"]
     run("fit", "annulus", "--out", "whole", *words, cwd=tmp_path)
     process = subprocess.Popen(
         [sys.executable, "-m", "ciflows", "fit", "annulus", "--out", "cut", *words],
@@ -164,6 +165,7 @@ def test_own_table_from_file_to_scores_and_samples(tmp_path: Path) -> None:
         (["fit", "two-uniforms", "--set", "layers"], "key=value"),
         (["fit", "two-uniforms", "--set", "layers=-1"], "layers"),
         (["fit", "two-uniforms", "--set", "learning_rate=fast"], "learning_rate"),
+        (["fit", "two-uniforms", "--set", "log_det=roulette"], "objective=elbo"),
         (["fit", "two-uniforms", "--config", "papr"], "Did you mean paper"),
         (["fit", "two-uniforms", "--device", "tpu9"], "tpu9"),
         (["fit", "missing.csv"], "missing.csv"),
@@ -220,7 +222,7 @@ def test_damaged_weights_are_named(finished: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("a,b\n1,2\n,4\n" * 5, "values in a"),
+        ("a,b\n" + "1,2\n,4\n" * 9, "values in a (9)"),
         ("a,b\n1,x\n2,y\n", "not numbers: b"),
         ("a,b\n", "empty"),
         ("a,b\n1,2\n3,4\n", "too few"),

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from ciflows import Indexed
 from ciflows.densities import Density
-from ciflows.layers import Bijection, InversionError, Layer, join
+from ciflows.layers import Bijection, Layer, join
 from ciflows.noise import Noise
 from constructors import LAYERS, build
 

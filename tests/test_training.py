@@ -19,7 +19,7 @@ from ciflows.training.checkpoint import Checkpoints, load_tensors, save_tensors
 from ciflows.training.monitor import Monitor
 
 SMALL = {"layers": 2, "hidden": [8, 8]}
-QUICK = TrainingSettings(steps=200, batch_size=100, validate_every=50)
+QUICK = TrainingSettings(steps=200, batch_size=100, validate_every=50, objective="elbo")
 
 
 class Listener(Monitor):
@@ -204,7 +204,9 @@ def test_hopeless_loss_stops_with_the_best_weights(
 
 
 def test_patience_ends_training_with_the_best_weights(data: tuple[Tensor, Tensor]) -> None:
-    wild = TrainingSettings(steps=5000, batch_size=100, learning_rate=0.5, validate_every=10, patience=3)
+    wild = QUICK.model_copy(
+        update={"steps": 5000, "learning_rate": 0.5, "validate_every": 10, "patience": 3}
+    )
     flow, listener = small(), Listener()
     outcome = fit_flow(flow, *data, wild, monitor=listener)
     assert outcome.steps < 5000

@@ -112,12 +112,18 @@ def resolve(
             own = values.get(model, {})
             merged[section] |= {k: v for k, v in values.items() if k not in MODELS} | own
     architecture = parse_settings(kind, merged["architecture"], f"model {model}")
+    training = parse_settings(TrainingSettings, merged["training"], "training")
+    if getattr(architecture, "log_det", "exact") != "exact" and training.objective != "elbo":
+        raise UserError(
+            f"Estimated log-determinants would raise the bound of objective = {training.objective!r} by "
+            "their own noise: set objective=elbo, or log_det=exact."
+        )
     return RunConfig(
         data=data,
         model=model,
         seed=seed,
         architecture=architecture.model_dump(),
-        training=parse_settings(TrainingSettings, merged["training"], "training"),
+        training=training,
         evaluation=parse_settings(EvaluationSettings, merged["evaluation"], "evaluation"),
     )
 

@@ -17,9 +17,9 @@ class IndexSettings(Settings):
     """Settings of the indices of a CIF over vectors."""
 
     index_features: int = Field(1, ge=1, description="size of each layer's index u")
-    affine_hidden: list[int] = Field([32, 32], description="hidden sizes of the network of s and t")
-    prior_hidden: list[int] = Field([32, 32], description="hidden sizes of the network of p(u|z)")
-    posterior_hidden: list[int] = Field([32, 32], description="hidden sizes of the network of q(u|x)")
+    affine_hidden: list[int] = Field([64, 64], description="hidden sizes of the network of s and t")
+    prior_hidden: list[int] = Field([64, 64], description="hidden sizes of the network of p(u|z)")
+    posterior_hidden: list[int] = Field([64, 64], description="hidden sizes of the network of q(u|x)")
 
 
 def indexed_affine(features: int, context_features: int, settings: IndexSettings) -> Indexed:

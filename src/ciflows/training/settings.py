@@ -17,15 +17,13 @@ class TrainingSettings(Settings):
 
     steps: int = Field(10_000, ge=1, description="optimiser steps")
     batch_size: int = Field(1000, ge=1, description="points in one step")
-    learning_rate: float = Field(3e-3, gt=0, description="Adam's step size at the start")
+    learning_rate: float = Field(4e-3, gt=0, description="Adam's step size at the start")
     schedule: Literal["cosine", "constant"] = Field(
         "cosine", description="how the step size goes: down to 0 along a cosine, or not at all"
     )
-    clip: float | None = Field(
-        None, gt=0, description="largest norm of the whole gradient; none where not given"
-    )
+    clip: float = Field(1.0, gt=0, description="largest norm of the whole gradient; inf for none")
     objective: Literal["elbo", "iwae", "dreg"] = Field(
-        "elbo", description="what is maximised; a plain flow's is its log-likelihood"
+        "dreg", description="what is maximised; for a plain flow all three are its log-likelihood"
     )
     draws: int = Field(5, ge=1, description="draws of the index for iwae and dreg; elbo takes one")
     power_iterations: int = Field(

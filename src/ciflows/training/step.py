@@ -34,7 +34,7 @@ class Step:
         self.flow = flow
         self.noise = noise
         self.objective: Objective = settings.make_objective()
-        self.clip = settings.clip or math.inf
+        self.clip = settings.clip
         self.power_iterations = settings.power_iterations
         self.matmul = "high" if settings.precision == "tf32" else "highest"
         self.parameters = [p for p in flow.parameters() if p.requires_grad]
