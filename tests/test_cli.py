@@ -18,8 +18,10 @@ import torch
 from safetensors.torch import load_file
 
 import ciflows
+from ciflows import cli
 from ciflows.config import RunConfig, presets, read_config, resolve
 from ciflows.errors import UserError
+from ciflows.files import write_json
 from ciflows.models import MODELS
 
 TINY = [
@@ -30,6 +32,16 @@ TINY = [
     *("--set", "validate_every=20"),
     *("--set", "evaluation.samples=10"),
 ]
+
+
+def main(*words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run the command in this process, which must end it with code 1; what it printed."""
+    monkeypatch.setattr(sys, "argv", ["ciflows", *words])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 1
+    printed = capsys.readouterr()
+    return printed.out + printed.err
 
 
 def run(*words: str, cwd: Path | None = None, code: int = 0) -> str:
@@ -50,7 +62,7 @@ def run(*words: str, cwd: Path | None = None, code: int = 0) -> str:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "first"
-    run("fit", "two-uniforms", "--out", str(folder), *TINY, "--set", "steps=40")
+    run("fit", "two-uniforms", "--out", str(folder), *TINY, "--set", "steps=40", "--no-report")
     return folder
 
 
@@ -83,7 +95,7 @@ def test_loaded_run_gives_the_reported_likelihood(finished: Path) -> None:
 
 def test_killed_run_resumes_to_the_same_weights(tmp_path: Path) -> None:
     words = [*TINY, "--set", "steps=1500", "--set", "validate_every=500"]
-    words += ["--set", "checkpoint_seconds=0.1"]
+    words += ["--set", "checkpoint_seconds=0.1", "--no-report"]
     run("fit", "annulus", "--out", "whole", *words, cwd=tmp_path)
     process = subprocess.Popen(
         [sys.executable, "-m", "ciflows", "fit", "annulus", "--out", "cut", *words],
@@ -100,7 +112,7 @@ def test_killed_run_resumes_to_the_same_weights(tmp_path: Path) -> None:
     process.wait()
     assert not (tmp_path / "cut" / "metrics.json").exists()
     run("score", "cut", "annulus", cwd=tmp_path, code=1)
-    run("fit", "--resume", "cut", cwd=tmp_path)
+    run("fit", "--resume", "cut", "--no-report", cwd=tmp_path)
     whole, cut = (load_file(tmp_path / name / "weights.safetensors") for name in ("whole", "cut"))
     assert all(torch.equal(value, cut[name]) for name, value in whole.items())
     histories = [
@@ -128,6 +140,8 @@ def test_compare_writes_table_picture_and_report(tmp_path: Path) -> None:
     assert "<html" in (tmp_path / "both" / "report.html").read_text()[:500]
     before = (tmp_path / "both" / "resflow" / "weights.safetensors").stat().st_mtime_ns
     assert "exists already" in run(*words, cwd=tmp_path, code=1)
+    changed = run(*words, "--resume", "--set", "steps=41", cwd=tmp_path, code=1)
+    assert "other settings" in changed
     run(*words, "--resume", cwd=tmp_path)
     after = (tmp_path / "both" / "resflow" / "weights.safetensors").stat().st_mtime_ns
     assert before == after
@@ -152,7 +166,6 @@ def test_own_table_from_file_to_scores_and_samples(tmp_path: Path) -> None:
     table.select("height").write_csv(tmp_path / "narrow.csv")
     text = run("score", "people", "narrow.csv", "--out", "x.csv", cwd=tmp_path, code=1)
     assert "lacks the column weight" in text
-    run("report", "people", cwd=tmp_path)
     assert (tmp_path / "people" / "report.html").exists()
 
 
@@ -168,17 +181,31 @@ def test_own_table_from_file_to_scores_and_samples(tmp_path: Path) -> None:
         (["fit", "two-uniforms", "--set", "log_det=roulette"], "objective=elbo"),
         (["fit", "two-uniforms", "--config", "papr"], "Did you mean paper"),
         (["fit", "two-uniforms", "--device", "tpu9"], "tpu9"),
+        (["fit", "two-uniforms", "--device", "meta"], "meta"),
+        (["fit", "two-uniforms", "--set", "hidden=[0]"], "hidden"),
+        (["fit", "two-uniforms", "--set", "hidden=[a]"], "hidden = '[a]'"),
+        (["fit", "two-uniforms", "--set", "seed=3"], "evaluation.seed"),
+        (["fit", "two-uniforms", "--model", "resflow", "--set", "index_features=2"], "index_features"),
+        (["fit", "d[/x]/q.csv"], "d[/x]/q.csv"),
         (["fit", "missing.csv"], "missing.csv"),
         (["fit"], "Give the data"),
         (["fit", "--resume", "nowhere"], "not a run folder"),
+        (["fit", "--resume", "nowhere", "--set", "steps=3"], "as the run was begun"),
         (["score", "nowhere", "two-uniforms"], "not a run folder"),
         (["sample", "nowhere"], "not a run folder"),
         (["report", "nowhere"], "not a run folder"),
         (["models", "mafia"], "no model"),
     ],
 )
-def test_mistakes_get_one_sentence(words: list[str], expected: str, tmp_path: Path) -> None:
-    text = run(*words, cwd=tmp_path, code=1)
+def test_mistakes_get_one_sentence(
+    words: list[str],
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = main(*words, monkeypatch=monkeypatch, capsys=capsys)
     assert expected in text
     assert text.count("Error:") == 1
     assert not list(tmp_path.iterdir())
@@ -230,9 +257,16 @@ def test_damaged_weights_are_named(finished: Path, tmp_path: Path) -> None:
         ("a,b\n" + "1,2\n" * 20, "constant"),
     ],
 )
-def test_bad_tables_are_refused(content: str, expected: str, tmp_path: Path) -> None:
+def test_bad_tables_are_refused(
+    content: str,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.csv").write_text(content)
-    text = run("fit", "bad.csv", *TINY, cwd=tmp_path, code=1)
+    text = main("fit", "bad.csv", *TINY, monkeypatch=monkeypatch, capsys=capsys)
     assert expected in text
     assert [path.name for path in tmp_path.iterdir()] == ["bad.csv"]
 
@@ -258,3 +292,70 @@ def test_unknown_section_is_refused(tmp_path: Path) -> None:
     path.write_text("[trainning]\nsteps = 3\n")
     with pytest.raises(UserError, match=r"trainning.*Did you mean training"):
         read_config(str(path))
+
+
+def test_a_runs_own_configuration_can_be_used_again(finished: Path) -> None:
+    again = read_config(str(finished / "config.toml"))
+    assert (again["data"], again["model"], again["seed"]) == ("two-uniforms", "cif-resflow", 0)
+    config = resolve("annulus", again["model"], 1, [again])
+    assert config.training.batch_size == 200
+
+
+def test_configuration_with_a_setting_missing_is_refused(finished: Path) -> None:
+    text = (finished / "config.toml").read_text().replace("batch_size = 200\n", "")
+    with pytest.raises(UserError, match="another version"):
+        RunConfig.from_toml(text, "config.toml")
+
+
+FULL_DISK = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+sys.argv = ["ciflows", *sys.argv[1:]]
+from ciflows.cli import main
+main()
+"""
+
+
+def test_full_disk_gets_one_sentence(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk: writing fails with an OSError just so."""
+    words = ["fit", "two-uniforms", "--out", "run", *TINY, "--set", "hidden=[64, 64]"]
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, *words, "--set", "steps=40"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "File too large" in done.stderr
+    assert not list(tmp_path.rglob("*.tmp"))
+    assert not list(tmp_path.rglob("*.safetensors"))
+    run("fit", "--resume", "run", "--no-report", cwd=tmp_path)
+
+
+def test_interruption_tells_how_to_go_on(tmp_path: Path) -> None:
+    words = [*TINY, "--set", "steps=100000", "--out", "run"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ciflows", "fit", "annulus", *words],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    history = tmp_path / "run" / "metrics.jsonl"
+    while not (history.exists() and history.read_text().count("\n") > 1):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "ciflows fit --resume run" in text
+    assert list((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"x": [1.5, float("nan")], "y": float("-inf")})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"x": [1.5, None], "y": None}

@@ -20,9 +20,20 @@ from ciflows.bijections import Standardise
 from ciflows.data import Dataset, Synthetic, get_synthetic
 from ciflows.errors import UserError
 from ciflows.report import DensityGrid, Entry, compare_picture, density_grids, write_report
-from ciflows.report.grids import density_grid, shared_top, true_grid
-from ciflows.report.html import _number
-from ciflows.report.plots import history_curve
+from ciflows.report.compare import _result
+from ciflows.report.grids import (
+    FEWEST_DRAWS,
+    GRID_DRAWS,
+    MOST_DRAWS,
+    _cells_with_mass,
+    density_grid,
+    grid_points,
+    shared_top,
+    true_grid,
+)
+from ciflows.report.pictures import _loss_words, _scale
+from ciflows.report.plots import first_shown, history_curve
+from ciflows.report.tables import set_error, set_number
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -131,6 +142,9 @@ def test_report_tells_the_numbers(report: Path) -> None:
     ):
         assert number in words, number
     assert "The best of 2, cif-resflow, reaches −1.719" in words
+    assert re.search(r"resflow 123,456 −1\.938 ± 0\.012 none −2\.188 exact ", words)
+    assert "none known" in words  # the bound of a family without one
+    assert "what training maximises" not in words
     assert "1 Indexed Affine" in words  # every layer has its row
     assert re.search(r"its bound round trip resflow \S+ \S+ \S+ 100 ", words)  # (1 / (1 - 0.9))²
 
@@ -145,9 +159,57 @@ def test_report_quotes_what_it_is_given(report: Path) -> None:
 
 def test_every_picture_has_words(report: Path) -> None:
     alts = _Page(report.read_text()).alts
-    assert len(alts) == 3 + 1 + 3 + 1 + 3 + 2 + 1  # maps, scales, samples, training, draws
+    assert len(alts) == 3 + 3 + 3 + 2 + 1  # maps, samples, training, draws
     assert all(alts)
     assert len(set(alts)) == len(alts)
+
+
+def test_rows_of_maps_share_a_colour_scale(report: Path) -> None:
+    text = report.read_text()
+    assert text.count('class="scale" role="img"') == 2
+    assert text.count("linear-gradient(to right, #440154, ") == 2  # viridis, from its dark end
+    linear, log = _scale(0.25, log=False), _scale(0.25, log=True)
+    assert linear.ticks == [
+        (0, "0"),
+        (20, "0.05"),
+        (40, "0.1"),
+        (60, "0.15"),
+        (80, "0.2"),
+        (100, "0.25"),
+    ]
+    assert [number for _, number in log.ticks] == ["0.001", "0.01", "0.1"]
+    assert log.ticks[-1][0] == pytest.approx(100 * (1 + np.log10(0.1 / 0.25) / 3), abs=0.01)
+    assert "below 0.00025" in log.label
+    assert "above 0.25" in log.label
+
+
+def test_loss_caption_says_what_is_compared(entries: list[Entry]) -> None:
+    plain, indexed = entries
+    words = _loss_words([plain, indexed._replace(config='[training]\nobjective = "dreg"\ndraws = 7\n')])
+    assert "the exact log-likelihood for resflow; a lower bound from 7 draws (dreg)" in words
+    assert "compare models by their validation" in words
+    assert "validation" not in _loss_words([plain, plain])
+    elbo = indexed._replace(config='[training]\nobjective = "elbo"\ndraws = 7\n')
+    assert "from one draw (the ELBO)." in _loss_words([elbo])
+
+
+def test_nulls_are_dashes(entries: list[Entry], tmp_path: Path) -> None:
+    whole, broken = entries
+    nulls = dict.fromkeys(broken.metrics["test"]) | {"samples": 77}
+    history = [{"step": i, "loss": None, "validation": None} for i in range(3)]
+    metrics = {**broken.metrics, "test": nulls, "gap": None, "leaked_mass_std_error": None}
+    broken = broken._replace(metrics=metrics, history=history)
+    grids = _flat_grids(entries)
+    write_report(tmp_path / "report.html", [whole, broken], "Nulls", grids=grids)
+    words = " ".join(_Page((tmp_path / "report.html").read_text()).words.split())
+    assert "The best of 2, resflow, reaches −1.938" in words
+    assert "cif-resflow 123,456 — — — 77 −1.386 — 12.34% ± — 60 s" in words
+    assert "None" not in words
+    compare_picture(tmp_path / "picture.png", [whole, broken], grids=grids)
+    assert _result(broken) == "log-likelihood — nats\nleaked mass 12.3% ± —"
+    assert _result(whole) == "log-likelihood −1.938 ± 0.012 nats\nleaked mass 12.3% ± 0.3%"
+    write_report(tmp_path / "all.html", [broken._replace(metrics={**metrics, "test": None})], "All")
+    assert "reaches" not in (tmp_path / "all.html").read_text()
 
 
 def test_report_is_the_same_again(entries: list[Entry], report: Path, tmp_path: Path) -> None:
@@ -212,16 +274,26 @@ def test_a_report_on_nothing_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_compare_picture(entries: list[Entry], tmp_path: Path) -> None:
-    path = tmp_path / "picture.png"
-    side = 20
+def _flat_grids(entries: list[Entry]) -> list[DensityGrid]:
     truth = entries[0].dataset.truth
     assert truth is not None
-    grids = [DensityGrid(truth.window, np.full((side, side), value), 1) for value in (0.1, 0.2)]
-    compare_picture(path, entries, grids=grids)
+    return [DensityGrid(truth.window, np.full((20, 20), value), 1) for value in (0.1, 0.2)]
+
+
+def test_compare_picture(entries: list[Entry], tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    compare_picture(path, entries, grids=_flat_grids(entries))
     assert path.read_bytes().startswith(PNG)
     width, height = (int.from_bytes(path.read_bytes()[i : i + 4], "big") for i in (16, 20))
-    assert width > 1.5 * height > 600  # two panels side by side
+    assert 1.2 * height < width < 1.7 * height  # truth and two models, in two rows
+    assert width > 1600  # sharp at twice 800 pixels
+
+
+def test_compare_picture_without_a_truth(tmp_path: Path) -> None:
+    entry = make_entry("resflow", make_dataset(torch.randn(300, 2)))
+    compare_picture(tmp_path / "picture.png", [entry])
+    assert (tmp_path / "picture.png").read_bytes().startswith(PNG)
+    assert _result(entry) == "log-likelihood −1.938 ± 0.012 nats"
 
 
 def test_grid_is_the_density_and_integrates_to_one() -> None:
@@ -234,12 +306,56 @@ def test_grid_is_the_density_and_integrates_to_one() -> None:
     assert grid.density.max() == pytest.approx(1 / (2 * np.pi * 0.5), rel=0.05)
 
 
+def test_draws_go_where_the_mass_is(entries: list[Entry], monkeypatch: pytest.MonkeyPatch) -> None:
+    flow, window = entries[1].flow, (-4.0, 4.0, -4.0, 4.0)
+    counts: list[tuple[int, int]] = []
+    log_prob = flow.log_prob
+
+    def counted(x: Tensor, samples: int, seed: int) -> Tensor:
+        counts.append((len(x), samples))
+        return log_prob(x, samples, seed=seed)
+
+    monkeypatch.setattr(flow, "log_prob", counted)
+    grid = density_grid(flow, window, side=60)
+    (near, most), (rest, fewest) = counts
+    assert near + rest == 60 * 60
+    assert FEWEST_DRAWS == fewest < most == grid.samples == MOST_DRAWS  # few cells: all they may have
+    assert grid.mass == pytest.approx(1, abs=0.03)
+    counts.clear()
+    grid = density_grid(flow, window)
+    assert sum(cells * samples for cells, samples in counts) <= GRID_DRAWS
+    assert FEWEST_DRAWS < grid.samples < MOST_DRAWS
+
+
+def test_cells_with_mass_are_those_near_samples() -> None:
+    flow = Flow([Standardise(torch.tensor([2.0, -1.0]), torch.tensor([0.1, 0.1]))])
+    near = _cells_with_mass(flow, (-3, 3, -3, 3), side=60, seed=0)
+    distance = (grid_points((-3, 3, -3, 3), 60) - torch.tensor([2.0, -1.0])).norm(dim=-1).numpy()
+    assert near[distance < 0.3].all()
+    assert not near[distance > 1.0].any()
+
+
 def test_true_grid_and_shared_scale() -> None:
-    grid = true_grid(get_synthetic("two-uniforms"), side=60)
+    grid = true_grid(get_synthetic("two-uniforms"))
     assert grid is not None
-    assert grid.mass == pytest.approx(1, abs=0.01)
+    assert grid.mass == pytest.approx(1, abs=1e-9)  # the boxes' edges fall between cells
     assert shared_top([grid]) == pytest.approx(0.25)
     assert true_grid(get_synthetic("moons")) is None
+    lines = true_grid(get_synthetic("two-lines"))
+    assert lines is not None
+    assert lines.mass == pytest.approx(1, abs=0.05)  # narrower than a cell, and not lost
+    holes = grid._replace(density=np.where(grid.density > 0, grid.density, np.nan))
+    assert shared_top([holes, grid]) == pytest.approx(0.25)
+    assert shared_top([grid._replace(density=np.full((2, 2), np.nan))]) == 1
+
+
+def test_a_chart_leaves_out_only_a_start_that_dwarfs_the_rest() -> None:
+    steps = np.arange(1.0, 101.0)
+    steep = 2 + 100 * np.exp(-2 * steps) + 0.1 / steps
+    assert first_shown([(steps, -steps)]) == 0
+    assert first_shown([(steps, steep)]) == 6
+    assert first_shown([(steps[:5], steep[:5])]) == 0
+    assert first_shown([(np.array([]), np.array([]))]) == 0
 
 
 def test_history_curve_averages_blocks_and_skips_gaps() -> None:
@@ -254,8 +370,8 @@ def test_history_curve_averages_blocks_and_skips_gaps() -> None:
 @pytest.mark.parametrize(
     ("value", "form", "words"),
     [
-        (None, "{:.3f}", "–"),
-        (float("nan"), "{:.3f}", "–"),
+        (None, "{:.3f}", "—"),
+        (float("nan"), "{:.3f}", "—"),
         (-1.5, "{:.2f}", "−1.50"),
         (2.5e-7, "{:.1e}", "2.5×10⁻⁷"),
         (1e10, "{:.3g}", "1×10¹⁰"),
@@ -263,7 +379,13 @@ def test_history_curve_averages_blocks_and_skips_gaps() -> None:
     ],
 )
 def test_numbers_are_set_in_print(value: float | None, form: str, words: str) -> None:
-    assert _number(value, form) == words
+    assert set_number(value, form) == words
+
+
+def test_errors_are_set_in_print() -> None:
+    assert set_error(-1.5, 0.25, "{:.2f}") == "−1.50 ± 0.25"
+    assert set_error(-1.5, None, "{:.2f}") == "−1.50 ± —"
+    assert set_error(None, 0.25, "{:.2f}") == "—"
 
 
 # -- in a browser ------------------------------------------------------------------------------------
@@ -308,9 +430,9 @@ def test_browser_shows_the_report(report: Path, tmp_path: Path, dark: bool) -> N
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
     found, console = open_in_browser(report, tmp_path, "--window-size=1280,900", scheme)
     assert console == []
-    assert len(found["images"]) == 14
+    assert len(found["images"]) == 12
     assert min(found["images"]) > 400
-    assert found["dark"] == (14 if dark else 0)
+    assert found["dark"] == (12 if dark else 0)
     assert len(found["tables"]) == 5
     assert all(found["tables"])
     assert found["overflow"] <= 0

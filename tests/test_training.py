@@ -13,6 +13,7 @@ from torch import Tensor
 import ciflows
 from ciflows import Flow
 from ciflows.data import SYNTHETIC
+from ciflows.errors import UserError
 from ciflows.objectives import ELBO
 from ciflows.training import TrainingSettings, fit_flow, loop
 from ciflows.training.checkpoint import Checkpoints, load_tensors, save_tensors
@@ -124,9 +125,11 @@ def test_damaged_checkpoint_falls_back(data: tuple[Tensor, Tensor], tmp_path: Pa
     assert found is not None
     assert found[1]["step"] == 50
     assert newest.name in said[0]
-    newest.write_bytes(content[: len(content) // 2])
-    assert checkpoints.load() is not None
-    assert len(said) == 2
+    assert not newest.exists()
+    older = sorted(tmp_path.glob("*.safetensors"))[-1]
+    older.write_bytes(content[: len(content) // 2])
+    assert checkpoints.load() is None
+    assert "starts anew" in said[1]
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
@@ -154,7 +157,7 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
     def full_disk(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ciflows.training.checkpoint.save_file", full_disk)
+    monkeypatch.setattr("pathlib.Path.write_bytes", full_disk)
     with pytest.raises(OSError, match="No space left"):
         save_tensors(path, {"x": torch.zeros(2)}, {})
     assert load_tensors(path)[0]["x"].tolist() == [1, 1]
@@ -196,8 +199,9 @@ def test_hopeless_loss_stops_with_the_best_weights(
     monkeypatch.setattr(TrainingSettings, "make_objective", lambda _: broken)
     flow = small()
     outcome = fit_flow(flow, *data, QUICK)
-    assert "not finite" in outcome.reason
-    assert "learning_rate" in outcome.reason
+    assert outcome.early is not None
+    assert "not finite" in outcome.early
+    assert "learning_rate" in outcome.early
     score = flow.log_prob(data[1], QUICK.validation_samples, seed=loop.VALIDATION_SEED).mean()
     assert score.item() == pytest.approx(outcome.validation, abs=1e-6)
     assert math.isfinite(outcome.validation)
@@ -210,7 +214,8 @@ def test_patience_ends_training_with_the_best_weights(data: tuple[Tensor, Tensor
     flow, listener = small(), Listener()
     outcome = fit_flow(flow, *data, wild, monitor=listener)
     assert outcome.steps < 5000
-    assert "no better validation" in outcome.reason
+    assert outcome.early is not None
+    assert "no better validation" in outcome.early
     scores = [values["validation"] for _, values in listener.rows if "validation" in values]
     assert outcome.validation == max(scores)
     assert outcome.validation not in scores[-3:]
@@ -220,7 +225,8 @@ def test_minutes_end_training(data: tuple[Tensor, Tensor]) -> None:
     settings = QUICK.model_copy(update={"steps": 10**9, "max_minutes": 0.02})
     listener = Listener()
     outcome = fit_flow(small(), *data, settings, monitor=listener)
-    assert "minutes are over" in outcome.reason
+    assert outcome.early is not None
+    assert "minutes are over" in outcome.early
     assert listener.rows[-1][1]["learning_rate"] < 0.1 * settings.learning_rate
 
 
@@ -252,3 +258,21 @@ def test_interrupted_write_is_not_mistaken_for_a_checkpoint(
     found = checkpoints.load()
     assert found is not None
     assert found[1]["step"] == 50
+
+
+def test_resume_on_another_kind_of_device_goes_on(data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    checkpoints, listener = Checkpoints(tmp_path), Listener()
+    fit_flow(small(), *data, QUICK.model_copy(update={"steps": 100}), checkpoints=checkpoints)
+    tensors, facts = load_tensors(sorted(tmp_path.glob("*.safetensors"))[-1])
+    tensors["generator"] = torch.zeros(16, dtype=torch.uint8)
+    checkpoints.save(100, tensors, facts)
+    outcome = fit_flow(small(), *data, QUICK, checkpoints=checkpoints, monitor=listener)
+    assert outcome.steps == 200
+    assert "another device" in listener.messages[0]
+
+
+def test_checkpoint_of_another_model_is_refused(data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    fit_flow(small("resflow"), *data, QUICK.model_copy(update={"steps": 50}), checkpoints=checkpoints)
+    with pytest.raises(UserError, match="another model"):
+        fit_flow(small(), *data, QUICK, checkpoints=checkpoints)

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 __all__ = ["app", "main"]
 
+import os
 import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from ciflows.errors import UserError
+
+if TYPE_CHECKING:
+    from ciflows.config import RunConfig
+    from ciflows.run import Run
+
+DEFAULT_MODEL = "cif-resflow"
 
 app = typer.Typer(
     help="Densities for data that a single bijection cannot fit: continuously indexed flows.\n\n"
@@ -26,21 +38,43 @@ console = Console()
 
 ConfigOption = Annotated[
     list[str] | None,
-    typer.Option("--config", "-c", help="A TOML file or a preset (see 'ciflows models'); may repeat."),
+    typer.Option("--config", "-c", metavar="FILE", help="A TOML file or a preset's name; may repeat."),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", help="One setting, as key=value: --set layers=5; may repeat."),
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="KEY=VALUE",
+        help="One setting, such as layers=5; may repeat. 'ciflows models NAME' lists them all.",
+    ),
 ]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-SeedOption = Annotated[int, typer.Option(help="Seed of parameters, data order and draws.")]
+SEEDS: dict[str, Any] = {"min": 0, "max": 2**31 - 1}
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+SeedOption = Annotated[
+    int | None, typer.Option(help="Seed of parameters, data order and draws; 0 if not given.", **SEEDS)
+]
+DrawSeedOption = Annotated[int, typer.Option(help="Seed of the draws.", **SEEDS)]
+TableOption = Annotated[Path, typer.Option("--out", "-o", help="A .csv or .parquet file.")]
 PrecisionOption = Annotated[str | None, typer.Option(help="float32, float64 or tf32.")]
 MinutesOption = Annotated[
-    float | None, typer.Option(help="End within so many minutes; the schedule is fitted to them.")
+    float | None,
+    typer.Option(help="Train each model for so many minutes at most; the schedule is fitted to them."),
 ]
-SamplesOption = Annotated[
-    int, typer.Option("--samples", "-m", help="Draws of the index for each point.")
-]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        console.print(f"ciflows {version('ciflows')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[bool, typer.Option("--version", help="Show it.", callback=_version)] = False,
+) -> None: ...
 
 
 @app.command()
@@ -48,24 +82,31 @@ def fit(
     data: Annotated[
         str | None, typer.Argument(help="A built-in set (see 'ciflows data') or a table's path.")
     ] = None,
-    model: Annotated[str, typer.Option("--model", help="See 'ciflows models'.")] = "cif-resflow",
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The run folder to make.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help=f"See 'ciflows models'; {DEFAULT_MODEL} if not given.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The run folder; runs/DATA-MODEL-SEED if not given."),
+    ] = None,
     config: ConfigOption = None,
     settings: SetOption = None,
-    seed: SeedOption = 0,
+    seed: SeedOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = None,
     max_minutes: MinutesOption = None,
+    report: Annotated[bool, typer.Option(help="Write report.html into the run folder.")] = True,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with the run in this folder instead.")
+        Path | None, typer.Option(help="Go on with the run in this folder, as it was begun.")
     ] = None,
 ) -> None:
     """Train one model and test it.
 
-    The run folder then holds the configuration, the weights, the metrics and all else about the run.
-    Killed at any moment, it can go on with --resume and ends as it would have ended.
+    The run folder then holds the configuration, the weights, the metrics, a report and all else about
+    the run. Killed at any moment it can go on with --resume, and ends as it would have ended (but for
+    --max-minutes, which goes by the clock).
 
-        ciflows fit annulus --model cif-resflow --set steps=5000
+        ciflows fit annulus --set steps=5000
 
         ciflows fit people.csv --max-minutes 10
 
@@ -74,25 +115,33 @@ def fit(
     from ciflows import run as runs
 
     if resume is not None:
-        if data is not None:
-            raise UserError("Give either data to fit or --resume RUN, not both.")
-        _show_run(runs.resume(resume, device=device, console=console))
-        return
-    if data is None:
-        raise UserError("Give the data to fit: a name from 'ciflows data', or a table's path.")
-    resolved = _resolve(data, model, seed, config, settings, precision, max_minutes)
-    folder = out or Path("runs") / f"{Path(data).stem}-{model}-{seed}"
-    _show_run(runs.fit(resolved, folder, device=device, console=console))
+        given = [data, model, out, config, settings, seed, precision, max_minutes]
+        if any(value is not None for value in given):
+            raise UserError("--resume goes on as the run was begun: leave out data and settings.")
+        with _resumable(resume):
+            finished = runs.resume(resume, device=device, console=console)
+    else:
+        resolved = _resolve(data, model, seed, config, settings, precision, max_minutes)
+        name = f"{Path(resolved.data).stem}-{resolved.model}-{resolved.seed}"
+        folder = out or Path("runs") / name
+        with _resumable(folder):
+            finished = runs.fit(resolved, folder, device=device, console=console)
+    _show_rows([runs.comparison_row(finished)])
+    _say(f"The run is in {finished.path}.")
+    if report:
+        _write_report([finished], finished.path / "report.html")
 
 
 @app.command()
 def compare(
     data: Annotated[str, typer.Argument(help="A built-in set or a table's path.")],
     models: Annotated[list[str], typer.Argument(help="Models to compare.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for all of it.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for all of it; runs/DATA-compared-SEED.")
+    ] = None,
     config: ConfigOption = None,
     settings: SetOption = None,
-    seed: SeedOption = 0,
+    seed: SeedOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = None,
     max_minutes: MinutesOption = None,
@@ -102,62 +151,72 @@ def compare(
 ) -> None:
     """Train several models on the same data: one table, one picture, one report.
 
-    Leaves compare.json, compare.png, report.html and one run folder for each model. A setting given with
-    --set holds for every model that has it.
+    Leaves compare.json, compare.png, report.html and one run folder for each model. What is given with
+    --set holds for every model that has such a setting.
+
+        ciflows compare two-uniforms resflow cif-resflow --config demo
     """
     from ciflows.comparing import compare_models
 
-    configs = [_resolve(data, model, seed, config, settings, precision, max_minutes) for model in models]
-    folder = out or Path("runs") / f"{Path(data).stem}-compared-{seed}"
-    rows = compare_models(configs, folder, device=device, resume=resume, console=console)
+    configs = [
+        _resolve(data, model, seed, config, settings, precision, max_minutes, models) for model in models
+    ]
+    folder = out or Path("runs") / f"{Path(data).stem}-compared-{configs[0].seed}"
+    with _resumable(folder, compared=True):
+        rows, files = compare_models(configs, folder, device=device, resume=resume, console=console)
     _show_rows(rows)
-    console.print(f"Wrote {folder / 'compare.json'}, compare.png and report.html.")
+    _say(f"Wrote {', '.join(str(folder / name) for name in files)}.")
 
 
 @app.command()
 def score(
     run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
-    data: Annotated[
-        str, typer.Argument(help="A table's path, or a built-in set's name (its test part).")
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="A .csv or .parquet file.")] = Path(
-        "scores.csv"
-    ),
-    samples: SamplesOption = 100,
+    data: Annotated[str, typer.Argument(help="A table, or a built-in set (its test part).")],
+    out: TableOption = Path("scores.csv"),
+    samples: Annotated[
+        int, typer.Option("--samples", "-m", help="Draws of the index for each row.", min=1)
+    ] = 100,
     std_error: Annotated[
-        float | None, typer.Option(help="Draw until each row's standard error is at most this.")
+        float | None,
+        typer.Option(help="Instead, draw until each row's standard error is about this.", min=1e-6),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    max_samples: Annotated[
+        int, typer.Option(help="The most draws for one row with --std-error.", min=1)
+    ] = 10_000,
+    seed: DrawSeedOption = 0,
     device: DeviceOption = "auto",
 ) -> None:
     """Write log p(x) of each row, with its standard error and the effective number of draws.
 
     The lowest scores are the likeliest anomalies.
+
+        ciflows score runs/people new.csv --out scores.parquet --std-error 0.05
     """
     from ciflows.scoring import score_data
 
-    summary = score_data(run, data, out, samples, std_error, seed, device, console)
-    console.print(
-        f"log-likelihood {summary.log_prob:.4f} ± {summary.std_error:.4f} "
-        f"over {summary.points} rows; wrote {out}."
+    summary = score_data(
+        run, data, out, samples, std_error, seed, device, console, max_samples=max_samples
     )
+    mean = f"{summary.log_prob:.4f} ± {summary.std_error:.4f}"
+    _say(f"Mean log-likelihood {mean} over {summary.points} rows. Wrote {out}.")
 
 
 @app.command()
 def sample(
     run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
     n: Annotated[int, typer.Option("-n", help="How many points.", min=1)] = 1000,
-    out: Annotated[Path, typer.Option("--out", "-o", help="A .csv or .parquet file.")] = Path(
-        "samples.csv"
-    ),
-    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    out: TableOption = Path("samples.csv"),
+    seed: DrawSeedOption = 0,
     device: DeviceOption = "auto",
 ) -> None:
-    """Draw new points from a trained model into a table with the data's columns."""
+    """Draw new points from a trained model into a table with the data's columns.
+
+    ciflows sample runs/people -n 500 --out new-people.csv
+    """
     from ciflows.scoring import sample_data
 
     sample_data(run, n, out, seed, device)
-    console.print(f"Wrote {n} points to {out}.")
+    _say(f"Wrote {n} points to {out}.")
 
 
 @app.command()
@@ -165,16 +224,21 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Finished runs on the same data.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="The file; in the first run's folder if not given."),
+        typer.Option("--out", "-o", help="An .html file, or a .png for the picture of densities alone."),
     ] = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Write one self-contained HTML file: densities, samples, curves, tables and diagnostics."""
-    from ciflows.comparing import report_runs
+    """Write one self-contained HTML file: densities, samples, curves, tables and diagnostics.
 
-    path = out or runs[0] / "report.html"
-    report_runs(runs, path, device)
-    console.print(f"Wrote {path}.")
+    Without --out it goes into the first run's folder.
+
+        ciflows report runs/annulus-resflow-0 runs/annulus-cif-resflow-0 --out both.html
+    """
+    from ciflows.run import load_run
+
+    if out is not None and (out.exists() or out.suffix not in (".html", ".png")):
+        raise UserError(f"{out}: give an .html or .png file that does not exist yet.")
+    _write_report([load_run(folder, device) for folder in runs], out or runs[0] / "report.html")
 
 
 @app.command()
@@ -199,7 +263,8 @@ def models(
     for title, kind in kinds.items():
         table = RichTable("setting", "default", "meaning", title=title, title_justify="left")
         for key, field in kind.model_fields.items():
-            table.add_row(key, str(field.default), field.description)
+            default = "none" if field.default is None else str(field.default)
+            table.add_row(key, escape(default), field.description)
         console.print(table)
 
 
@@ -210,57 +275,81 @@ def data_() -> None:
 
     table = RichTable("data", "best nats", "what it is")
     for name, truth in SYNTHETIC.items():
-        table.add_row(name, "" if truth.limit is None else f"{truth.limit:.4f}", truth.summary)
+        best = "unknown" if truth.limit is None else f"{truth.limit + 0.0:.4f}"
+        table.add_row(name, best, truth.summary)
     console.print(table)
 
 
 def _resolve(
-    data: str,
-    model: str,
-    seed: int,
+    data: str | None,
+    model: str | None,
+    seed: int | None,
     config: list[str] | None,
     settings: list[str] | None,
     precision: str | None,
     max_minutes: float | None,
-) -> Any:
+    others: Sequence[str] = (),
+) -> RunConfig:
+    """The configuration that the options of `fit` and `compare` mean."""
     from ciflows.config import read_config, read_overrides, resolve
     from ciflows.data import SYNTHETIC
 
+    files = [read_config(name) for name in config or []]
+    named = {key: value for file in files for key, value in file.items()}
+    data = data or named.get("data")
+    if data is None:
+        raise UserError("Give the data to fit: a name from 'ciflows data', or a table's path.")
+    model = model or named.get("model") or DEFAULT_MODEL
     options = {"precision": precision, "max_minutes": max_minutes}
     given = {key: value for key, value in options.items() if value is not None}
-    layers = [
-        *(read_config(name) for name in config or []),
-        read_overrides(model, settings or []),
-        {"training": given},
-    ]
+    layers = [*files, read_overrides(model, settings or [], others), {"training": given}]
     name = data if data in SYNTHETIC or not Path(data).exists() else str(Path(data).resolve())
-    return resolve(name, model, seed, layers)
+    return resolve(name, model, named.get("seed", 0) if seed is None else seed, layers)
 
 
-def _show_run(run: Any) -> None:
-    from ciflows.run import comparison_row
+@contextmanager
+def _resumable(folder: Path, compared: bool = False) -> Iterator[None]:
+    """Tell how to go on after an interruption."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        how = "the same command and --resume" if compared else f"ciflows fit --resume {folder}"
+        _say(f"Interrupted; nothing is lost: go on with {how}.")
+        raise typer.Exit(130) from None
 
-    _show_rows([comparison_row(run)])
-    console.print(f"The run is in {run.path}.")
+
+def _write_report(runs: Sequence[Run], path: Path) -> None:
+    from ciflows.comparing import report_runs
+
+    report_runs(runs, path)
+    _say(f"Wrote {path}.")
 
 
-def _show_rows(rows: list[dict[str, Any]]) -> None:
+def _show_rows(rows: Sequence[dict[str, Any]]) -> None:
     table = RichTable(title="Test log-likelihood, nats per point", title_justify="left")
-    for column in ("model", "parameters", "log p(x)", "ELBO", "draws", "gap to limit", "leaked", "time"):
-        table.add_column(column, justify="left" if column == "model" else "right")
+    table.box, table.padding, table.pad_edge = box.SIMPLE, (0, 1), False
+    for column in ("model", "weights", "log p(x)", "ELBO", "m", "gap", "leak", "time"):
+        table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
     for row in rows:
-        gap, leak = row["gap"], row["leaked_mass"]
         table.add_row(
             row["model"],
             f"{row['parameters']:,}",
-            f"{row['log_prob']:.4f} ± {row['std_error']:.4f}",
-            f"{row['elbo']:.4f}",
+            f"{_number(row['log_prob'])} ± {_number(row['std_error'])}",
+            _number(row["elbo"]),
             str(row["samples"]),
-            "" if gap is None else f"{gap:.4f}",
-            "" if leak is None else f"{leak:.2%}",
+            _number(row["gap"]),
+            _number(row["leaked_mass"], "{:.2%}"),
             f"{row['seconds']:.0f} s",
         )
     console.print(table)
+    if rows[0]["limit"] is not None:
+        _say(f"gap: to {rows[0]['limit']:.4f}, the best that any model can reach.  m: draws a point.")
+    if rows[0]["leaked_mass"] is not None:
+        _say("leak: share of the model's samples outside the support of the data.")
+
+
+def _number(value: float | None, form: str = "{:.4f}") -> str:
+    return "–" if value is None else form.format(value)
 
 
 def _two_columns(first: str, second: str, rows: dict[str, str]) -> None:
@@ -270,19 +359,29 @@ def _two_columns(first: str, second: str, rows: dict[str, str]) -> None:
     console.print(table)
 
 
+def _say(message: str) -> None:
+    console.print(message, markup=False, highlight=False, soft_wrap=True)
+
+
 def main() -> None:
-    """Run the command line; a user's mistake ends in one sentence and exit code 1."""
+    """Run the command line; what goes wrong ends in one sentence and a non-zero exit code."""
+    from ciflows.layers import InversionError
+
+    warnings.showwarning = lambda message, *_, **__: _say(f"Note: {message}")
     try:
         app()
-    except UserError as error:
+    except (UserError, InversionError) as error:
         _fail(str(error))
-    except KeyboardInterrupt:
-        _fail("Interrupted. What was trained is kept: go on with --resume.", code=130)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        _fail(f"{where}{error.strerror or error}.")
+        _fail(f"{where}{error.strerror or error}. What was written before is kept.")
+    except Exception as error:
+        if os.environ.get("CIFLOWS_DEBUG"):
+            raise
+        _fail(f"{type(error).__name__}: {error} (CIFLOWS_DEBUG=1 shows where; please report it).")
 
 
-def _fail(message: str, code: int = 1) -> None:
-    Console(stderr=True).print(f"[red]Error:[/red] {message}", highlight=False, soft_wrap=True)
-    sys.exit(code)
+def _fail(message: str) -> None:
+    text = f"[red]Error:[/red] {escape(message)}"
+    Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+    sys.exit(1)

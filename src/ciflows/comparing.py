@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = ["compare_models", "report_runs"]
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ from rich.console import Console
 
 from ciflows.config import RunConfig
 from ciflows.errors import UserError
-from ciflows.files import write_text
+from ciflows.files import write_json
 from ciflows.report import Entry, compare_picture, density_grids, in_plane, write_report
-from ciflows.run import Run, comparison_row, fit, load_run
+from ciflows.run import Run, comparison_row, fit, read_description
 from ciflows.run import resume as resume_run
 
 
@@ -26,8 +25,8 @@ def compare_models(
     device: str = "auto",
     resume: bool = False,
     console: Console | None = None,
-) -> list[dict[str, Any]]:
-    """Train each configuration in a folder of its own and write what they have in common.
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Train each configuration in a folder of its own; the rows of compare.json, and the files written.
 
     Arguments:
         configs: Configurations with the same data and different models.
@@ -41,20 +40,22 @@ def compare_models(
         raise UserError("Name each model once.")
     if folder.exists() and any(folder.iterdir()) and not resume:
         raise UserError(f"{folder} exists already: choose another --out, or add --resume.")
+    _check_settings(configs, folder)
     runs = [_fit_or_resume(config, folder / config.model, device, console) for config in configs]
     rows = [comparison_row(run) for run in runs]
-    write_text(folder / "compare.json", json.dumps(rows, indent=2))
+    write_json(folder / "compare.json", rows)
     entries = _entries(runs)
     grids = density_grids(entries)
+    files = ["compare.json", "report.html"]
     if in_plane(entries[0].dataset):
         compare_picture(folder / "compare.png", entries, grids=grids)
+        files.insert(1, "compare.png")
     write_report(folder / "report.html", entries, _title(configs[0].data, names), grids=grids)
-    return rows
+    return rows, files
 
 
-def report_runs(folders: Sequence[Path], path: Path, device: str = "cpu") -> None:
+def report_runs(runs: Sequence[Run], path: Path) -> None:
     """Write a report on finished runs, which must be on the same data."""
-    runs = [load_run(folder, device) for folder in folders]
     if len({run.about["fingerprint"] for run in runs}) > 1:
         raise UserError("These runs are on different data; a report compares runs on the same data.")
     entries = _entries(runs)
@@ -62,12 +63,21 @@ def report_runs(folders: Sequence[Path], path: Path, device: str = "cpu") -> Non
 
 
 def _fit_or_resume(config: RunConfig, folder: Path, device: str, console: Console | None) -> Run:
-    if not (folder / "about.json").exists():
-        return fit(config, folder, device=device, console=console)
-    run = resume_run(folder, device=device, console=console)
-    if run.config != config:
-        raise UserError(f"{folder} holds a run with other settings: choose another --out.")
-    return run
+    if folder.exists():
+        return resume_run(folder, device=device, console=console)
+    return fit(config, folder, device=device, console=console)
+
+
+def _check_settings(configs: Sequence[RunConfig], folder: Path) -> None:
+    """Refuse runs that were begun with other settings, before anything is trained."""
+    for config in configs:
+        if (folder / config.model).exists():
+            begun = read_description(folder / config.model)[0]
+            if begun != config:
+                raise UserError(
+                    f"{folder / config.model} was begun with other settings: choose another --out, "
+                    "or remove it."
+                )
 
 
 def _title(data: str, names: Sequence[str]) -> str:

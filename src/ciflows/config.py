@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["RunConfig", "presets", "resolve"]
+__all__ = ["RunConfig", "presets", "read_config", "read_overrides", "resolve"]
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from pydantic import Field
 
 from ciflows.errors import UserError, nearest
 from ciflows.models import MODELS, get_model
-from ciflows.settings import Settings, parse_settings
+from ciflows.settings import Seed, Settings, parse_settings
 from ciflows.training import EvaluationSettings, TrainingSettings
 
 if sys.version_info >= (3, 11):
@@ -24,6 +24,7 @@ else:
     import tomli as tomllib
 
 SECTIONS = ("architecture", "training", "evaluation")
+NAMES = ("data", "model", "seed")
 
 
 class RunConfig(Settings):
@@ -31,7 +32,7 @@ class RunConfig(Settings):
 
     data: str = Field(description="name of a built-in set, or path of a table")
     model: str = Field(description="name of a model")
-    seed: int = Field(0, ge=0, description="seed of the parameters, the order of the data, the draws")
+    seed: Seed = Field(0, description="seed of the parameters, the order of the data, the draws")
     architecture: dict[str, Any] = Field(description="settings of the model")
     training: TrainingSettings = Field(description="settings of training")
     evaluation: EvaluationSettings = Field(description="settings of the test")
@@ -42,10 +43,12 @@ class RunConfig(Settings):
 
     @classmethod
     def from_toml(cls, text: str, where: str) -> RunConfig:
-        """Read back what `to_toml` wrote."""
-        values = _parse_toml(text, where)
-        known = {key: values[key] for key in ("data", "model", "seed") if key in values}
-        return resolve(**known, layers=[{key: values.get(key, {}) for key in SECTIONS}])
+        """Read back what `to_toml` wrote; nothing may be missing, so that no default slips in."""
+        values = _check_keys(_parse_toml(text, where), where)
+        config = resolve(**{key: values[key] for key in NAMES if key in values}, layers=[values])
+        if _parse_toml(config.to_toml(), where) != values:
+            raise UserError(f"{where} is damaged, or was written by another version of ciflows.")
+        return config
 
 
 def presets() -> dict[str, str]:
@@ -56,41 +59,47 @@ def presets() -> dict[str, str]:
 
 
 def read_config(name: str) -> dict[str, Any]:
-    """A configuration's values, from a preset's name or a TOML file's path."""
+    """A configuration's values, from a preset's name or a TOML file's path (a run's own will do)."""
     if name in presets():
         text = (resources.files("ciflows") / "presets" / f"{name}.toml").read_text()
     elif Path(name).is_file():
-        text = Path(name).read_text()
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"{name} is not a TOML file.") from None
     else:
         raise UserError(f"There is no preset or file {name!r}. {nearest(name, presets())}")
-    values = _parse_toml(text, name)
-    for key in values:
-        if key not in SECTIONS:
-            raise UserError(f"{name}: no section [{key}]. {nearest(key, SECTIONS)}")
-    return values
+    return _check_keys(_parse_toml(text, name), name)
 
 
-def read_overrides(model: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """Turn `key=value` words into a configuration's values; a bare key finds its own section."""
+def read_overrides(model: str, overrides: Sequence[str], others: Sequence[str] = ()) -> dict[str, Any]:
+    """Turn `key=value` words into a configuration's values; a bare key finds its own section.
+
+    Arguments:
+        model: The model they are for.
+        overrides: The words.
+        others: Models that the same words are for too: what only those have is passed over here.
+    """
     fields = {
         "architecture": get_model(model).settings.model_fields,
         "training": TrainingSettings.model_fields,
         "evaluation": EvaluationSettings.model_fields,
     }
-    others = {key for other in MODELS.values() for key in other.settings.model_fields}
+    elsewhere = {key for other in others for key in get_model(other).settings.model_fields}
     values: dict[str, Any] = {}
     for word in overrides:
         key, equals, text = word.partition("=")
         section, _, name = key.rpartition(".")
         if not equals:
             raise UserError(f"--set {word}: write it as key=value.")
+        if key == "seed":
+            raise UserError("--set seed: use --seed for the run's seed, or evaluation.seed=… .")
         places = [s for s in SECTIONS if name in fields[s] and section in ("", s)]
-        if not places:
-            if name in others and section in ("", "architecture"):
-                continue  # another model's setting: `compare` sets it where it has a meaning
+        if places:
+            values.setdefault(places[0], {})[name] = _parse_value(text)
+        elif not (name in elsewhere and section in ("", "architecture")):
             known = [f for s in SECTIONS for f in fields[s]]
-            raise UserError(f"--set {word}: no setting {key!r}. {nearest(name, known)}")
-        values.setdefault(places[0], {})[name] = _parse_value(text)
+            raise UserError(f"--set {word}: {model} has no setting {key!r}. {nearest(name, known)}")
     return values
 
 
@@ -105,27 +114,36 @@ def resolve(
     A table inside [architecture] that bears a model's name counts for that model alone.
     """
     merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    kind = get_model(model).settings
     for layer in layers:
         for section in SECTIONS:
-            values = dict(layer.get(section, {}))
-            own = values.get(model, {})
-            merged[section] |= {k: v for k, v in values.items() if k not in MODELS} | own
-    architecture = parse_settings(kind, merged["architecture"], f"model {model}")
+            values = layer.get(section, {})
+            merged[section] |= {key: value for key, value in values.items() if key not in MODELS}
+        merged["architecture"] |= layer.get("architecture", {}).get(model, {})
+    architecture = parse_settings(get_model(model).settings, merged["architecture"], f"model {model}")
     training = parse_settings(TrainingSettings, merged["training"], "training")
     if getattr(architecture, "log_det", "exact") != "exact" and training.objective != "elbo":
         raise UserError(
             f"Estimated log-determinants would raise the bound of objective = {training.objective!r} by "
             "their own noise: set objective=elbo, or log_det=exact."
         )
-    return RunConfig(
-        data=data,
-        model=model,
-        seed=seed,
-        architecture=architecture.model_dump(),
-        training=training,
-        evaluation=parse_settings(EvaluationSettings, merged["evaluation"], "evaluation"),
-    )
+    evaluation = parse_settings(EvaluationSettings, merged["evaluation"], "evaluation")
+    whole = {
+        **{"data": data, "model": model, "seed": seed, "architecture": architecture.model_dump()},
+        **{"training": training, "evaluation": evaluation},
+    }
+    return parse_settings(RunConfig, whole, "run")
+
+
+def _check_keys(values: dict[str, Any], where: str) -> dict[str, Any]:
+    for key, value in values.items():
+        if key not in (*SECTIONS, *NAMES):
+            raise UserError(f"{where}: no section [{key}]. {nearest(key, SECTIONS)}")
+        if (key in SECTIONS) != isinstance(value, dict):
+            raise UserError(f"{where}: {key} = {value!r} is not what belongs there.")
+    for key, value in values.get("architecture", {}).items():
+        if isinstance(value, dict) != (key in MODELS):
+            raise UserError(f"{where}: [architecture.{key}]: {nearest(key, MODELS)}")
+    return values
 
 
 def _parse_toml(text: str, where: str) -> dict[str, Any]:

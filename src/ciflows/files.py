@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["atomic_path", "write_bytes", "write_text"]
+__all__ = ["atomic_path", "read_json", "write_bytes", "write_json", "write_text"]
 
+import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from ciflows.errors import UserError
 
 
 @contextmanager
@@ -16,7 +21,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        with temporary.open("rb") as file:
+        with temporary.open("r+b") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
@@ -32,3 +37,27 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_text(path: Path, content: str) -> None:
     """Write a text file whole."""
     write_bytes(path, content.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file whole; numbers that are not finite become null, as JSON has none of them."""
+    write_text(path, json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object, or name the file that does not hold one."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}.") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is damaged: it does not hold a JSON object.")
+    return value
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-__all__ = ["Run", "build_flow", "comparison_row", "evaluate", "fit", "load_run", "resume"]
+__all__ = [
+    "Run",
+    "build_flow",
+    "comparison_row",
+    "evaluate",
+    "find_device",
+    "fit",
+    "load_run",
+    "read_description",
+    "resume",
+]
 
-import json
+import math
+import os
 import platform
+import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -23,12 +36,12 @@ from ciflows.data import Dataset, load_dataset
 from ciflows.diagnostics import leaked_mass
 from ciflows.errors import UserError
 from ciflows.estimate import Estimate, summarise
-from ciflows.files import write_text
+from ciflows.files import read_json, write_json, write_text
 from ciflows.flow import Flow
-from ciflows.layers import Layer
+from ciflows.layers import InversionError, Layer
 from ciflows.models import build_model
 from ciflows.networks import converge_norms
-from ciflows.training import Outcome, fit_flow
+from ciflows.training import fit_flow
 from ciflows.training.checkpoint import Checkpoints, load_tensors, save_tensors
 from ciflows.training.monitor import RunMonitor, read_history
 
@@ -83,31 +96,31 @@ def fit(
 
     Arguments:
         config: What to train, on what, and how.
-        folder: The run folder; it must not exist yet.
+        folder: The run folder; there must be nothing in it yet.
         device: auto, cpu or cuda.
         console: Where progress is shown.
     """
     folder = Path(folder)
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} exists already. Resume it, or choose another folder.")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(
+            f"{folder} exists already: choose another --out, or 'ciflows fit --resume {folder}'."
+        )
     where = find_device(device)
     dataset = load_dataset(config.data)
-    flow = build_flow(config, dataset.features, dataset.truth is None, dataset.train).to(where)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "config.toml", config.to_toml())
-    write_text(folder / "about.json", json.dumps(_about(dataset), indent=2))
+    flow = build_flow(config, dataset).to(where)
+    _make_folder(folder, config, dataset)
     return _train(flow, config, folder, dataset, console or Console(quiet=True))
 
 
 def resume(folder: Path | str, *, device: str = "auto", console: Console | None = None) -> Run:
     """Go on with a run that was interrupted; a finished one is only loaded."""
     folder = Path(folder)
-    config, about = _read_description(folder)
+    config, about = read_description(folder)
     if (folder / "metrics.json").exists():
-        return load_run(folder)
+        return load_run(folder, device)
     where = find_device(device)
     dataset = _same_data(config.data, about["fingerprint"])
-    flow = build_flow(config, dataset.features, about["standardised"], dataset.train).to(where)
+    flow = build_flow(config, dataset).to(where)
     return _train(flow, config, folder, dataset, console or Console(quiet=True))
 
 
@@ -119,14 +132,20 @@ def load_run(folder: Path | str, device: str = "cpu") -> Run:
         device: Where to put the flow.
     """
     folder = Path(folder)
-    config, about = _read_description(folder)
+    config, about = read_description(folder)
     if not (folder / "metrics.json").exists():
         raise UserError(f"{folder} is not finished: go on with 'ciflows fit --resume {folder}'.")
-    flow = build_flow(config, about["features"], about["standardised"])
+    flow = _empty_flow(config, about["features"])
+    if about["standardised"]:
+        ones = torch.ones(about["features"], dtype=flow.dtype)
+        flow = _standardised(flow, ones, ones)
     tensors, _ = load_tensors(folder / "weights.safetensors")
-    flow.load_state_dict(tensors)
+    try:
+        flow.load_state_dict(tensors)
+    except RuntimeError:
+        raise UserError(f"{folder}: the weights do not fit the model in its config.toml.") from None
     flow.to(find_device(device)).eval()
-    metrics = json.loads((folder / "metrics.json").read_text())
+    metrics = read_json(folder / "metrics.json")
     return Run(folder, config, flow, about, metrics, read_history(folder / "metrics.jsonl"))
 
 
@@ -134,77 +153,53 @@ def find_device(name: str) -> torch.device:
     """The device that a name means here."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError("There is no CUDA device here; use --device cpu.")
-    try:
-        return torch.device(name)
-    except RuntimeError:
-        raise UserError(f"There is no device {name!r}; use auto, cpu or cuda.") from None
+    kind, _, index = name.partition(":")
+    if name != "cpu" and (kind != "cuda" or not (index or "0").isdigit()):
+        raise UserError(f"There is no device {name!r}: use auto, cpu, cuda or cuda:N.")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise UserError(f"There is no CUDA device for {name!r} here; use --device cpu.")
+    return torch.device(name)
 
 
-def build_flow(
-    config: RunConfig, features: int, standardised: bool, train: Tensor | None = None
-) -> Flow:
-    """The flow that a configuration describes, over the data's own units.
-
-    Arguments:
-        config: The configuration.
-        features: Size of one data point.
-        standardised: Whether the first layer standardises the data.
-        train: The data to take means and scales from; placeholders, to be loaded, where None.
-    """
-    flow = build_model(config.model, features=features, seed=config.seed, **config.architecture)
-    if config.training.precision == "float64":
-        flow = flow.double()
-    if not standardised:
+def build_flow(config: RunConfig, dataset: Dataset) -> Flow:
+    """The flow that a configuration describes, over the units of the data; tables are standardised."""
+    flow = _empty_flow(config, dataset.features)
+    if dataset.truth is not None:
         return flow
-    like = torch.zeros(features) if train is None else train
-    mean, scale = (like, like + 1) if train is None else (like.mean(0), like.std(0))
-    if not bool((scale > 0).all()):
-        raise UserError("A column of the table is constant: leave it out.")
-    layers: list[Layer] = [Standardise(mean, scale), *flow.layers]
-    return Flow(layers, flow.base)
+    train = dataset.train.double()
+    mean, scale = train.mean(0), train.std(0)
+    constant = [name for name, s in zip(dataset.columns, scale, strict=True) if not s > 0]
+    if constant:
+        raise UserError(f"{dataset.name}: leave out what is constant: {', '.join(constant)}.")
+    coarse = train.abs().amax(0) * torch.finfo(flow.dtype).eps > 1e-3 * scale
+    fine = [name for name, bad in zip(dataset.columns, coarse, strict=True) if bad]
+    if fine:
+        raise UserError(
+            f"{dataset.name}: {', '.join(fine)} differ too little beside their size for {flow.dtype}: "
+            "use --precision float64, or shift them towards 0."
+        )
+    return _standardised(flow, mean.to(flow.dtype), scale.to(flow.dtype))
 
 
-def _train(flow: Flow, config: RunConfig, folder: Path, dataset: Dataset, console: Console) -> Run:
-    outcome = fit_flow(
-        flow,
-        dataset.train,
-        dataset.validation,
-        config.training,
-        seed=config.seed,
-        checkpoints=Checkpoints(folder / "checkpoints", console.print),
-        monitor=RunMonitor(folder, console, config.model),
-    )
-    if outcome.reason != "all steps taken":
-        console.print(f"Training ended after {outcome.steps} steps: {outcome.reason}.")
-    converge_norms(flow)
-    save_tensors(folder / "weights.safetensors", flow.state_dict(), {"steps": outcome.steps})
-    metrics = evaluate(flow, dataset, config, outcome)
-    write_text(folder / "metrics.json", json.dumps(metrics, indent=2))
-    return load_run(folder, str(flow.device))
-
-
-def evaluate(flow: Flow, dataset: Dataset, config: RunConfig, outcome: Outcome) -> dict[str, Any]:
-    """The content of metrics.json."""
+def evaluate(flow: Flow, dataset: Dataset, config: RunConfig) -> dict[str, Any]:
+    """What metrics.json says of the flow itself."""
     samples = 1 if flow.exact else config.evaluation.samples
     test = dataset.test.to(flow.device, flow.dtype)
     estimate = flow.estimate(test, samples, seed=config.evaluation.seed)
     summary = summarise(estimate, samples)
     limit = None if dataset.truth is None else dataset.truth.limit
     contains = None if dataset.truth is None else dataset.truth.contains
-    leak = None if contains is None else leaked_mass(flow, contains, seed=config.evaluation.seed)
+    try:
+        leak = contains and leaked_mass(flow, contains, seed=config.evaluation.seed)
+    except InversionError:
+        leak = None
     return {
         "test": summary._asdict(),
         "limit": limit,
         "gap": None if limit is None else limit - summary.log_prob,
-        "leaked_mass": None if leak is None else leak.share,
-        "leaked_mass_std_error": None if leak is None else leak.std_error,
-        "validation": outcome.validation,
+        "leaked_mass": leak.share if leak else None,
+        "leaked_mass_std_error": leak.std_error if leak else None,
         "parameters": sum(p.numel() for p in flow.parameters()),
-        "steps": outcome.steps,
-        "seconds": outcome.seconds,
-        "ended": outcome.reason,
         "device": device_name(flow.device),
     }
 
@@ -212,18 +207,13 @@ def evaluate(flow: Flow, dataset: Dataset, config: RunConfig, outcome: Outcome) 
 def comparison_row(run: Run) -> dict[str, Any]:
     """A run's line in compare.json."""
     test, metrics = run.metrics["test"], run.metrics
+    of_test = ("log_prob", "std_error", "monte_carlo_error", "elbo", "samples")
+    others = ("limit", "gap", "leaked_mass", "seconds")
     return {
         "model": run.config.model,
         "parameters": metrics["parameters"],
-        "log_prob": test["log_prob"],
-        "std_error": test["std_error"],
-        "monte_carlo_error": test["monte_carlo_error"],
-        "elbo": test["elbo"],
-        "samples": test["samples"],
-        "limit": metrics["limit"],
-        "gap": metrics["gap"],
-        "leaked_mass": metrics["leaked_mass"],
-        "seconds": metrics["seconds"],
+        **{key: test[key] for key in of_test},
+        **{key: metrics[key] for key in others},
     }
 
 
@@ -231,7 +221,69 @@ def device_name(device: torch.device) -> str:
     """The machine in words, for tables of results."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"CPU, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def read_description(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
+    """A run folder's configuration and facts; refused where it is none, or of another format."""
+    if not (folder / "config.toml").exists() or not (folder / "about.json").exists():
+        raise UserError(f"{folder} is not a run folder: it has no config.toml and about.json.")
+    about = read_json(folder / "about.json")
+    if about.get("format") != FORMAT:
+        made = about.get("packages", {}).get("ciflows", "an unknown version")
+        raise UserError(
+            f"{folder} was made by ciflows {made} in format {about.get('format')}; "
+            f"this is ciflows {version('ciflows')}, which reads format {FORMAT}."
+        )
+    config = RunConfig.from_toml((folder / "config.toml").read_text(), f"{folder}/config.toml")
+    return config, about
+
+
+def _make_folder(folder: Path, config: RunConfig, dataset: Dataset) -> None:
+    """Make the run folder with its description in it, both at once: no kill can leave half of it."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    temporary.mkdir(parents=True)
+    try:
+        write_text(temporary / "config.toml", config.to_toml())
+        write_json(temporary / "about.json", _about(dataset))
+        temporary.rename(folder)
+    except BaseException:
+        shutil.rmtree(temporary)
+        raise
+
+
+def _train(flow: Flow, config: RunConfig, folder: Path, dataset: Dataset, console: Console) -> Run:
+    monitor = RunMonitor(folder, console, config.model)
+    outcome = fit_flow(
+        flow,
+        dataset.train,
+        dataset.validation,
+        config.training,
+        seed=config.seed,
+        checkpoints=Checkpoints(folder / "checkpoints", monitor.say),
+        monitor=monitor,
+    )
+    if outcome.validation == -math.inf:
+        raise UserError(f"{folder}: training came to nothing: {outcome.early}.")
+    if outcome.early:
+        monitor.say(f"Training ended after {outcome.steps} steps: {outcome.early}.")
+    converge_norms(flow)
+    save_tensors(folder / "weights.safetensors", flow.state_dict(), {"steps": outcome.steps})
+    monitor.say("Testing ...")
+    metrics = {**evaluate(flow, dataset, config), **outcome._asdict()}
+    write_json(folder / "metrics.json", metrics)
+    return load_run(folder, str(flow.device))
+
+
+def _empty_flow(config: RunConfig, features: int) -> Flow:
+    flow = build_model(config.model, features=features, seed=config.seed, **config.architecture)
+    return flow.double() if config.training.precision == "float64" else flow
+
+
+def _standardised(flow: Flow, mean: Tensor, scale: Tensor) -> Flow:
+    layers: list[Layer] = [Standardise(mean, scale), *flow.layers]
+    return Flow(layers, flow.base)
 
 
 def _about(dataset: Dataset) -> dict[str, Any]:
@@ -242,7 +294,7 @@ def _about(dataset: Dataset) -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.platform(),
         "commit": _commit(),
-        "command": " ".join(sys.argv),
+        "command": shlex.join(sys.argv),
         "fingerprint": dataset.fingerprint,
         "split_seed": dataset.split_seed,
         "features": dataset.features,
@@ -252,28 +304,16 @@ def _about(dataset: Dataset) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree that is running, where it is one."""
-    here = Path(__file__).parent
-    words = ["git", "-C", str(here), "rev-parse", "HEAD"]
+    """The commit of the source tree that is running, where it is one; marked where it is changed."""
+    here = Path(__file__)
+    git = ["git", "-C", str(here.parent)]
+    describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"]
     try:
-        found = subprocess.run(words, capture_output=True, text=True, check=True)
+        subprocess.run([*git, "ls-files", "--error-unmatch", here.name], capture_output=True, check=True)
+        found = subprocess.run([*git, *describe], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     return found.stdout.strip()
-
-
-def _read_description(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
-    if not (folder / "config.toml").exists() or not (folder / "about.json").exists():
-        raise UserError(f"{folder} is not a run folder: it has no config.toml and about.json.")
-    about = json.loads((folder / "about.json").read_text())
-    if about.get("format") != FORMAT:
-        made = about.get("packages", {}).get("ciflows", "an unknown version")
-        raise UserError(
-            f"{folder} was made by ciflows {made} in format {about.get('format')}; "
-            f"this is ciflows {version('ciflows')}, which reads format {FORMAT}."
-        )
-    config = RunConfig.from_toml((folder / "config.toml").read_text(), f"{folder}/config.toml")
-    return config, about
 
 
 def _same_data(name: str, fingerprint: str) -> Dataset:

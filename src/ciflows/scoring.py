@@ -12,6 +12,7 @@ from rich.progress import track
 from torch import Tensor
 
 from ciflows.data import SYNTHETIC, load_dataset, read_table, write_table
+from ciflows.data.tables import check_output
 from ciflows.errors import UserError
 from ciflows.estimate import Estimate, Summary, summarise
 from ciflows.run import Run, load_run
@@ -28,14 +29,24 @@ def score_data(
     seed: int,
     device: str,
     console: Console,
+    *,
+    max_samples: int = 10_000,
 ) -> Summary:
     """Write log_prob, std_error and effective_samples of each row, and return their summary."""
+    if min(samples, max_samples) < 1:
+        raise UserError(f"At least one draw is needed; got {min(samples, max_samples)}.")
+    if std_error is not None and not std_error > 0:
+        raise UserError(f"A standard error to reach must be above 0; got {std_error}.")
     check_output(out)
     run = load_run(folder, device)
     x = _points(run, data)
     parts = [
         run.flow.estimate(
-            rows.to(run.flow.device, run.flow.dtype), samples, std_error=std_error, seed=seed + index
+            rows.to(run.flow.device),
+            samples,
+            std_error=std_error,
+            max_samples=max_samples,
+            seed=seed + index,
         )
         for index, rows in track(
             list(enumerate(x.split(ROWS))), "scoring", console=console, transient=True
@@ -55,23 +66,14 @@ def sample_data(folder: Path, n: int, out: Path, seed: int, device: str) -> None
     write_table(out, dict(zip(run.about["columns"], points.unbind(-1), strict=True)))
 
 
-def check_output(path: Path) -> None:
-    """Refuse a file that exists or that we cannot write, before any work is done."""
-    if path.exists():
-        raise UserError(f"{path} exists already: choose another --out.")
-    if path.suffix not in (".csv", ".parquet"):
-        raise UserError(f"{path}: cannot write {path.suffix!r} files; give .csv or .parquet.")
-
-
 def _points(run: Run, data: str) -> Tensor:
     """The rows to score, with the columns that the run was trained on, in their order."""
-    if data in SYNTHETIC:
-        return load_dataset(data).test
-    table = read_table(Path(data))
-    wanted = run.about["columns"]
-    missing = [column for column in wanted if column not in table.columns]
-    if missing:
-        raise UserError(
-            f"{data} lacks the column {', '.join(missing)}; the run was trained on {', '.join(wanted)}."
-        )
-    return table.values[:, [table.columns.index(column) for column in wanted]]
+    wanted: list[str] = run.about["columns"]
+    x = load_dataset(data).test if data in SYNTHETIC else read_table(Path(data), wanted).values
+    if x.shape[1] != len(wanted):
+        trained = f"{len(wanted)}: {', '.join(wanted)}"
+        raise UserError(f"{data} has {x.shape[1]} columns; the run was trained on {trained}.")
+    x = x.to(run.flow.dtype)
+    if not bool(x.isfinite().all()):
+        raise UserError(f"{data}: values too large for the run's {run.flow.dtype}.")
+    return x

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["Settings", "parse_settings"]
+__all__ = ["Seed", "Settings", "Sizes", "parse_settings"]
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from ciflows.errors import UserError, nearest
+
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Sizes = list[PositiveInt]
 
 
 class Settings(BaseModel):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ciflows.data.synthetic import SYNTHETIC, Synthetic
-from ciflows.data.tables import read_table
+from ciflows.data.tables import READABLE, read_table
 from ciflows.errors import UserError, nearest
 
 SPLIT_SEED = 2020
@@ -26,7 +26,7 @@ class Dataset(NamedTuple):
 
     Attributes:
         name: A built-in name, or the path of a file.
-        train: Points to fit (rows, features).
+        train: Points to fit (rows, features): float64 from a file, float32 where they are drawn.
         validation: Points to choose weights by.
         test: Points to report on.
         columns: Names of the features.
@@ -63,7 +63,7 @@ def load_dataset(name: str) -> Dataset:
     if not Path(name).suffix and not Path(name).exists():
         raise UserError(
             f"There is no data set {name!r}. {nearest(name, SYNTHETIC)} "
-            "Or give a .csv, .tsv, .parquet, .arrow or .npy file."
+            f"Or give a file that ends in {', '.join(READABLE)}."
         )
     table = read_table(Path(name))
     rows = len(table.values)

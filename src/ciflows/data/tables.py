@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["Table", "read_table", "write_table"]
+__all__ = ["Table", "check_output", "read_table", "write_table"]
 
-from collections.abc import Mapping
+import csv
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -15,72 +18,167 @@ from torch import Tensor
 from ciflows.errors import UserError
 from ciflows.files import atomic_path
 
+if TYPE_CHECKING:
+    import polars as pl
+
 READABLE = (".csv", ".tsv", ".parquet", ".arrow", ".feather", ".npy")
+WRITABLE = (".csv", ".parquet")
+IN_WORDS = {
+    "more fields": "a row has more fields than the first one",
+    "utf-8": "the text is not UTF-8",
+    "Object arrays": "it holds Python objects, not numbers",
+}
 
 
 class Table(NamedTuple):
-    """Numbers (rows, columns) in float32, and the names of the columns."""
+    """Finite numbers (rows, columns) in float64, and the names of the columns."""
 
     values: Tensor
     columns: tuple[str, ...]
 
 
-def read_table(path: Path) -> Table:
-    """Read a table of finite numbers, or say what is wrong with it."""
-    if not path.exists():
-        raise UserError(f"There is no file {path}.")
-    if path.suffix not in READABLE:
-        raise UserError(f"{path}: cannot read {path.suffix!r} files; give {', '.join(READABLE)}.")
+def read_table(path: Path, columns: Sequence[str] | None = None) -> Table:
+    """Read a table of finite numbers, or say what is wrong with it.
+
+    A file without names, be it .npy or a .csv of nothing but numbers, gets x1, x2, ...
+
+    Arguments:
+        path: A file whose suffix is in READABLE.
+        columns: The columns to read, in this order; others may hold anything. All of them where None.
+    """
     try:
-        array, columns = _read_npy(path) if path.suffix == ".npy" else _read_frame(path)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{path}: cannot be read as {path.suffix}: {error}") from None
-    if array.ndim != 2:
-        raise UserError(f"{path}: expected a table (rows, columns); got shape {array.shape}.")
-    if not array.size:
-        raise UserError(f"{path}: the table is empty.")
-    bad = ~np.isfinite(array)
-    if bad.any():
-        counts = [f"{c} ({n})" for c, n in zip(columns, bad.sum(0), strict=True) if n]
-        raise UserError(f"{path}: missing or infinite values in {', '.join(counts)}.")
-    return Table(torch.from_numpy(np.ascontiguousarray(array)), columns)
+        frame, named = _read_frame(path, columns)
+        if columns is not None:
+            frame = _select(frame, named, columns)
+        return Table(torch.from_numpy(_numbers(frame)), tuple(frame.columns))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error.__cause__
 
 
 def write_table(path: Path, columns: Mapping[str, Tensor]) -> None:
-    """Write columns (rows,) to a CSV or Parquet file, whole or not at all."""
+    """Write columns (rows,) to a new CSV or Parquet file, whole or not at all."""
     import polars as pl
 
+    check_output(path)
     frame = pl.DataFrame({name: values.cpu().numpy() for name, values in columns.items()})
-    if path.suffix not in (".csv", ".parquet"):
-        raise UserError(f"{path}: cannot write {path.suffix!r} files; give .csv or .parquet.")
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(path) as temporary:
-        if path.suffix == ".csv":
+        if path.suffix.lower() == ".csv":
             frame.write_csv(temporary)
         else:
             frame.write_parquet(temporary)
 
 
-def _read_npy(path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
-    array = np.load(path, allow_pickle=False)
-    array = array.astype(np.float32, casting="same_kind" if array.dtype.kind == "f" else "unsafe")
-    return array, tuple(f"x{i + 1}" for i in range(array.shape[-1] if array.ndim else 0))
+def check_output(path: Path) -> None:
+    """Refuse a file that exists or that we cannot write, before any work is done."""
+    if path.exists():
+        raise UserError(f"{path} exists already: choose another file.")
+    if path.suffix.lower() not in WRITABLE:
+        raise UserError(f"{path}: give a name that ends in {' or '.join(WRITABLE)}.")
+    for parent in path.parents:
+        if parent.exists() and not parent.is_dir():
+            raise UserError(f"{path}: {parent} is a file, not a folder.")
 
 
-def _read_frame(path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
+def _read_frame(path: Path, columns: Sequence[str] | None) -> tuple[pl.DataFrame, bool]:
+    """All that a file holds, and whether it names its columns."""
     import polars as pl
 
-    readers = {
-        ".csv": pl.read_csv,
-        ".tsv": lambda p: pl.read_csv(p, separator="\t"),
-        ".parquet": pl.read_parquet,
-        ".arrow": pl.read_ipc,
-        ".feather": pl.read_ipc,
-    }
-    frame = readers[path.suffix](path)
-    wrong = [f"{name} ({kind})" for name, kind in frame.schema.items() if not kind.is_numeric()]
+    suffix = path.suffix.lower()
+    _check_input(path, suffix)
+    # Bytes and no paths: polars takes the [1] of "data[1].csv" for a pattern.
+    content = path.read_bytes()
+    if not content or content.isspace():
+        raise UserError("the file is empty.")
+    try:
+        if suffix == ".npy":
+            return _read_npy(content), False
+        if suffix in (".csv", ".tsv"):
+            return _read_csv(content, "," if suffix == ".csv" else "\t", columns)
+        return (pl.read_parquet if suffix == ".parquet" else pl.read_ipc)(content), True
+    except UserError:
+        raise
+    except (Exception, pl.exceptions.PanicException) as error:
+        known = (words for part, words in IN_WORDS.items() if part in str(error))
+        raise UserError(f"{next(known, f'damaged, cut short or not a {suffix} file')}.") from error
+
+
+def _check_input(path: Path, suffix: str) -> None:
+    give = f"give a file that ends in {', '.join(READABLE)}."
+    if not path.exists():
+        raise UserError("there is no such file.")
+    if path.is_dir():
+        raise UserError(f"this is a folder; {give}")
+    if not suffix:
+        raise UserError(f"no suffix tells what it holds; {give}")
+    if suffix not in READABLE:
+        raise UserError(f"{suffix} files cannot be read; {give}")
+
+
+def _read_npy(content: bytes) -> pl.DataFrame:
+    import polars as pl
+
+    # Not np.load, which would advise the reader of a damaged file to unpickle it.
+    array = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+    if array.dtype.kind not in "biuf":
+        raise UserError(f"expected real numbers; got {array.dtype}.")
+    if array.ndim != 2:
+        raise UserError(f"expected a table (rows, columns); got shape {array.shape}.")
+    return pl.DataFrame(array.astype(np.float64), schema=_own_names(array.shape[1]), orient="row")
+
+
+def _read_csv(
+    content: bytes, separator: str, columns: Sequence[str] | None
+) -> tuple[pl.DataFrame, bool]:
+    import polars as pl
+
+    text = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")
+    first = next((row for row in csv.reader(text, delimiter=separator) if row), [])
+    named = not all(_is_number(name) for name in first if name)
+    frame = pl.read_csv(content, separator=separator, has_header=named, infer_schema_length=None)
+    twice = [name for name, n in Counter(first).items() if n > 1 and name in (columns or first)]
+    if named and twice:
+        raise UserError(f"column names that occur more than once: {', '.join(twice)}.")
+    if not named:
+        frame.columns = _own_names(frame.width)
+    return frame, named
+
+
+def _own_names(width: int) -> list[str]:
+    return [f"x{i + 1}" for i in range(width)]
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _select(frame: pl.DataFrame, named: bool, columns: Sequence[str]) -> pl.DataFrame:
+    if not named and frame.width != len(columns):
+        wanted = f"{len(columns)} columns: {', '.join(columns)}"
+        raise UserError(f"has {frame.width} columns without names; expected {wanted}.")
+    missing = [name for name in columns if name not in frame.columns]
+    if missing:
+        raise UserError(f"lacks the column {', '.join(missing)}; it has {', '.join(frame.columns)}.")
+    return frame.select(columns)
+
+
+def _numbers(frame: pl.DataFrame) -> np.ndarray:
+    """The values (rows, columns), true and false as 1 and 0."""
+    import polars as pl
+
+    if 0 in frame.shape:
+        raise UserError("the table is empty.")
+    kinds = frame.schema.items()
+    wrong = [f"{c} ({kind})" for c, kind in kinds if not kind.is_numeric() and kind != pl.Boolean]
     if wrong:
-        raise UserError(f"{path}: columns that are not numbers: {', '.join(wrong)}.")
-    return frame.cast(pl.Float32).to_numpy(), tuple(frame.columns)
+        raise UserError(f"columns that are not numbers: {', '.join(wrong)}.")
+    array = frame.cast(pl.Float64).to_numpy(order="c", writable=True)
+    bad = (~np.isfinite(array)).sum(0)
+    if bad.any():
+        counts = [f"{c} ({n})" for c, n in zip(frame.columns, bad, strict=True) if n]
+        raise UserError(f"missing or infinite values in {', '.join(counts)}.")
+    return array

@@ -10,16 +10,16 @@ from ciflows.bijections import Affine
 from ciflows.densities import ConditionalNormal
 from ciflows.indexed import Indexed
 from ciflows.networks import MLP
-from ciflows.settings import Settings
+from ciflows.settings import Settings, Sizes
 
 
 class IndexSettings(Settings):
     """Settings of the indices of a CIF over vectors."""
 
     index_features: int = Field(1, ge=1, description="size of each layer's index u")
-    affine_hidden: list[int] = Field([64, 64], description="hidden sizes of the network of s and t")
-    prior_hidden: list[int] = Field([64, 64], description="hidden sizes of the network of p(u|z)")
-    posterior_hidden: list[int] = Field([64, 64], description="hidden sizes of the network of q(u|x)")
+    affine_hidden: Sizes = Field([64, 64], description="hidden sizes of the network of s and t")
+    prior_hidden: Sizes = Field([64, 64], description="hidden sizes of the network of p(u|z)")
+    posterior_hidden: Sizes = Field([64, 64], description="hidden sizes of the network of q(u|x)")
 
 
 def indexed_affine(features: int, context_features: int, settings: IndexSettings) -> Indexed:

@@ -14,14 +14,14 @@ from ciflows.indexed import interleave
 from ciflows.layers import Bijection, Layer
 from ciflows.models.indices import IndexSettings, indexed_affine
 from ciflows.networks import LipschitzMLP
-from ciflows.settings import Settings
+from ciflows.settings import Settings, Sizes
 
 
 class ResFlowSettings(Settings):
     """Settings of a residual flow."""
 
     layers: int = Field(10, ge=1, description="number of residual blocks")
-    hidden: list[int] = Field([128] * 4, description="hidden sizes of each block's network")
+    hidden: Sizes = Field([128] * 4, description="hidden sizes of each block's network")
     kappa: float = Field(0.9, gt=0, lt=1, description="Lipschitz bound of each block's g")
     log_det: Literal["exact", "roulette"] = Field(
         "exact", description="log-determinants in training; evaluation is always exact"

@@ -10,29 +10,27 @@ __all__ = [
     "DARK",
     "LIGHT",
     "PANEL",
-    "SCALE",
     "Draw",
     "Theme",
-    "compare_picture",
+    "colour_norm",
     "draw_density",
     "draw_draws",
     "draw_history",
     "draw_marginal",
     "draw_panel",
     "draw_samples",
-    "draw_scale",
+    "style",
+    "to_png",
 ]
 
 import math
 from collections.abc import Mapping, Sequence
 from io import BytesIO
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -40,17 +38,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ciflows.diagnostics import CurvePoint
-from ciflows.errors import UserError
-from ciflows.files import write_bytes
-from ciflows.report.grids import DensityGrid, Entry, Window, density_grids, in_plane, shared_top
+from ciflows.report.grids import DensityGrid, Entry, Window
 
 Array = NDArray[np.float64]
 
 PANEL = (3.0, 2.9)
 CHART = (3.4, 2.7)
-SCALE = (3.0, 0.55)
 COLOURS = "viridis"
-LOG_DECADES = 4
+LOG_DECADES = 3
 DOTS = 800
 
 
@@ -102,17 +97,17 @@ class Draw(Protocol):
 
 def draw_panel(draw: Draw, theme: Theme, size: tuple[float, float]) -> bytes:
     """One panel of a size in inches, as the bytes of a PNG file with a transparent page."""
-    with matplotlib.rc_context(_style(theme)):
+    with matplotlib.rc_context(style(theme)):
         figure = Figure(figsize=size, layout="constrained")
         draw(figure.subplots(), theme)
-        return _to_png(figure, transparent=True)
+        return to_png(figure, transparent=True)
 
 
 def draw_density(
     axes: Axes, grid: DensityGrid, top: float, log: bool = False, dots: Tensor | None = None
 ) -> None:
     """A heat map, with data laid over it as in Figure 1."""
-    norm = _norm(top, log)
+    norm = colour_norm(top, log)
     # A density of 0 has no logarithm, and would be left blank: it takes the lowest colour.
     axes.imshow(
         np.maximum(grid.density, norm.vmin or 0.0),
@@ -128,26 +123,20 @@ def draw_density(
     _frame(axes, grid.window)
 
 
-def draw_scale(axes: Axes, top: float, log: bool = False) -> None:
-    """The colour scale that goes with `draw_density`, lying."""
-    figure = axes.get_figure()
-    assert isinstance(figure, Figure)
-    colours = ScalarMappable(_norm(top, log), COLOURS)
-    extend = "both" if log else "max"
-    bar = figure.colorbar(colours, cax=axes, orientation="horizontal", extend=extend)
-    bar.outline.set_visible(False)
-    axes.set_xlabel("density, log scale" if log else "density")
-
-
 def draw_samples(
-    axes: Axes, theme: Theme, points: Tensor, inside: Tensor | None, window: Window
+    axes: Axes,
+    theme: Theme,
+    points: Tensor,
+    inside: Tensor | None,
+    window: Window,
+    size: float = 2.0,
 ) -> None:
     """Points (n, 2), those outside the support, where one is known, in a colour of their own."""
     x = points.double().cpu().numpy()
     kept = np.ones(len(x), dtype=bool) if inside is None else inside.cpu().numpy()
     within, out = x[kept], x[~kept]
-    axes.scatter(within[:, 0], within[:, 1], s=2.0, color=theme.data, linewidths=0, alpha=0.8)
-    axes.scatter(out[:, 0], out[:, 1], s=4.0, color=theme.leaked, linewidths=0, zorder=3)
+    axes.scatter(within[:, 0], within[:, 1], s=size, color=theme.data, linewidths=0, alpha=0.8)
+    axes.scatter(out[:, 0], out[:, 1], s=2 * size, color=theme.leaked, linewidths=0, zorder=3)
     _frame(axes, window)
 
 
@@ -155,19 +144,29 @@ def draw_history(
     axes: Axes, theme: Theme, entries: Sequence[Entry], key: str, limit: float | None = None
 ) -> None:
     """One column of the training history against the step, for all models."""
-    shown = [] if limit is None else [np.array([limit])]
-    for index, entry in enumerate(entries):
-        steps, values = history_curve(entry.history, key)
-        marker = "o" if len(steps) <= 30 else None
+    curves = [history_curve(entry.history, key) for entry in entries]
+    first = first_shown(curves)
+    for index, (entry, (steps, values)) in enumerate(zip(entries, curves, strict=True)):
+        late = steps >= first
+        marker = "o" if late.sum() <= 30 else None
         colour = theme.of_model(index)
-        axes.plot(steps, values, color=colour, label=entry.name, marker=marker, ms=3)
-        # The steep fall of the first steps may leave the picture.
-        shown.append(values[steps > 0.05 * steps.max()] if len(steps) > 20 else values)
+        axes.plot(steps[late], values[late], color=colour, label=entry.name, marker=marker, ms=3)
     if limit is not None:
         axes.axhline(limit, color=theme.text, lw=1, ls=(0, (4, 3)), label="limit")
-    _fit_height(axes, np.concatenate(shown))
-    axes.set_xlabel("step")
+    axes.set_xlabel("step" if first == 0 else f"step, from {first:,.0f} on")
     _chart(axes, theme)
+
+
+def first_shown(curves: Sequence[tuple[Array, Array]], part: float = 0.05, most: float = 6.0) -> float:
+    """The step at which a chart of some curves begins: 0, or past a fall that would dwarf all else.
+
+    Past the first 5% of the steps where values span over six times there what they span after it.
+    """
+    steps, values = (np.concatenate(column) for column in zip(*curves, strict=True))
+    late = steps > part * steps.max(initial=0.0)
+    if late.sum() < 20 or np.ptp(values) <= most * np.ptp(values[late]):
+        return 0.0
+    return float(steps[late].min())
 
 
 def history_curve(
@@ -217,58 +216,11 @@ def draw_marginal(
     axes.set_yticks([])
 
 
-# -- one picture for all -----------------------------------------------------------------------------
+# -- shared ------------------------------------------------------------------------------------------
 
 
-def compare_picture(
-    path: Path,
-    entries: Sequence[Entry],
-    seed: int = 0,
-    grids: Sequence[DensityGrid | None] | None = None,
-) -> None:
-    """Draw Figure 1: a row for each data set, its models side by side, the data in black over them.
-
-    Arguments:
-        path: The PNG file to write.
-        entries: The trained runs, on data in the plane.
-        seed: Seed of the draws.
-        grids: What `density_grids` gave for these entries, where it has been called already.
-    """
-    if not entries or not all(in_plane(entry.dataset) for entry in entries):
-        raise UserError("A picture of densities needs at least one run, on data with two features.")
-    rows: dict[str, list[tuple[Entry, DensityGrid]]] = {}
-    for entry, grid in zip(entries, grids or density_grids(entries, seed), strict=True):
-        assert grid is not None
-        rows.setdefault(entry.dataset.fingerprint, []).append((entry, grid))
-    columns = max(map(len, rows.values()))
-    with matplotlib.rc_context(_style(LIGHT)):
-        figure = Figure(figsize=(2.7 * columns + 0.8, 3.0 * len(rows)), layout="constrained")
-        all_axes = figure.subplots(len(rows), columns, squeeze=False).tolist()
-        for axes, row in zip(all_axes, rows.values(), strict=True):
-            _draw_row(figure, axes, row)
-        write_bytes(Path(path), _to_png(figure, transparent=False))
-
-
-def _draw_row(figure: Figure, axes: list[Axes], row: list[tuple[Entry, DensityGrid]]) -> None:
-    top = shared_top(grid for _, grid in row)
-    for ax, (entry, grid) in zip(axes, row, strict=False):
-        draw_density(ax, grid, top, dots=entry.dataset.test)
-        test = entry.metrics.get("test") or {}
-        reached = "{log_prob:.3f} ± {std_error:.3f} nats".format(**test) if test else ""
-        ax.set_title(f"{entry.name}\n{reached.replace('-', '−')}".strip(), fontsize=9.5)
-    for ax in axes[len(row) :]:
-        ax.set_axis_off()
-    colours = ScalarMappable(_norm(top, log=False), COLOURS)
-    bar = figure.colorbar(colours, ax=axes[: len(row)], extend="max", shrink=0.85, pad=0.015, aspect=28)
-    bar.outline.set_visible(False)
-    bar.set_label("density")
-    axes[0].set_ylabel(row[0][0].dataset.name)
-
-
-# -- inside ------------------------------------------------------------------------------------------
-
-
-def _style(theme: Theme) -> Any:
+def style(theme: Theme) -> Any:
+    """Matplotlib's settings for a theme."""
     return {
         "font.size": 9,
         "text.color": theme.text,
@@ -287,15 +239,20 @@ def _style(theme: Theme) -> Any:
     }
 
 
-def _to_png(figure: Figure, transparent: bool) -> bytes:
+def to_png(figure: Figure, transparent: bool) -> bytes:
+    """A figure as the bytes of a PNG file."""
     file = BytesIO()
     metadata = {"Software": None}  # so that the same picture is the same file
     figure.savefig(file, format="png", dpi=200, transparent=transparent, metadata=metadata)
     return file.getvalue()
 
 
-def _norm(top: float, log: bool) -> Normalize:
+def colour_norm(top: float, log: bool) -> Normalize:
+    """The colour scale of densities up to `top`: linear, or three decades."""
     return LogNorm(top * 10.0**-LOG_DECADES, top) if log else Normalize(0, top)
+
+
+# -- inside ------------------------------------------------------------------------------------------
 
 
 def _frame(axes: Axes, window: Window) -> None:
@@ -315,13 +272,6 @@ def _chart(axes: Axes, theme: Theme) -> None:
     axes.grid(axis="y", color=theme.faint, lw=0.6)
     axes.set_axisbelow(True)
     axes.legend()
-
-
-def _fit_height(axes: Axes, values: Array) -> None:
-    if len(values):
-        low, high = float(values.min()), float(values.max())
-        room = 0.08 * (high - low) or 0.1
-        axes.set_ylim(low - room, high + room)
 
 
 def _bars(values: Array, edges: Array) -> Array:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from ciflows.errors import UserError
-from ciflows.files import atomic_path
+from ciflows.files import write_bytes
 
 KEPT = 2
 
@@ -24,8 +24,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
     """Write tensors with plain facts about them, and a checksum of both."""
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(dict(facts))
-    with atomic_path(path) as temporary:
-        save_file(ready, temporary, {"facts": text, "sha256": _checksum(ready, text)})
+    write_bytes(path, save(ready, {"facts": text, "sha256": _checksum(ready, text)}))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -65,16 +64,19 @@ class Checkpoints:
         """Write one, then remove those older than the newest few."""
         self.folder.mkdir(parents=True, exist_ok=True)
         save_tensors(self.folder / f"step-{step:09d}.safetensors", tensors, facts)
-        for path in self._paths()[:-KEPT]:
+        for path in [*self._paths()[:-KEPT], *self.folder.glob(".*.tmp")]:
             path.unlink()
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The newest checkpoint that is sound; None where there is none at all."""
-        for path in reversed(self._paths()):
+        """The newest checkpoint that is sound, None where none is; damaged ones are removed."""
+        paths = self._paths()
+        while paths:
             try:
-                return load_tensors(path)
+                return load_tensors(paths[-1])
             except UserError as error:
-                self.say(f"{error} Falling back to the one before.")
+                paths.pop().unlink()
+                then = f"Falling back to {paths[-1].name}." if paths else "Training starts anew."
+                self.say(f"{error} {then}")
         return None
 
     def _paths(self) -> list[Path]:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ciflows.errors import UserError
 from ciflows.flow import Flow
 from ciflows.networks import converge_norms
 from ciflows.noise import Noise
@@ -36,14 +37,17 @@ class Outcome(NamedTuple):
     Attributes:
         steps: Steps taken.
         seconds: Time taken, over all resumptions.
-        validation: The best validation log-likelihood, which the flow's weights now have.
-        reason: Why it ended.
+        validation: The best validation log-likelihood, which the flow's weights now have; -inf where
+            training never got as far as one.
+        rollbacks: How often the loss was not finite and the state was put back.
+        early: Why it ended before all steps were taken; None where it did not.
     """
 
     steps: int
     seconds: float
     validation: float
-    reason: str
+    rollbacks: int
+    early: str | None
 
 
 @dataclass
@@ -110,24 +114,24 @@ class _Training:
         self.batch_size = min(settings.batch_size, len(train))
         self.generator = torch.Generator(device).manual_seed(seed)
         self.epoch, self.order = -1, torch.empty(0)
+        self.started = 0.0
         self.progress = _Progress()
         self.best = _copy(flow.state_dict())
 
     def run(self) -> Outcome:
         """Train to the end; what an interruption finds is saved, so that training can go on."""
+        self.started = saved = time.monotonic()
         self.flow.train()
         self.step = make_step(
             self.flow, self.settings, Noise(self.generator), self.train[: self.batch_size]
         )
         self._resume()
         progress = self.progress
-        started, saved = time.monotonic() - progress.seconds, time.monotonic()
         good = self._state()
         self.monitor.begin(progress.step, self.settings.steps)
         try:
-            while (reason := self._finished()) is None:
+            while not self._finished():
                 loss = self._round()
-                progress.seconds = time.monotonic() - started
                 if not math.isfinite(loss):
                     self._roll_back(good)
                     continue
@@ -147,34 +151,44 @@ class _Training:
         self._save(good)
         self.flow.load_state_dict(self.best)
         self.flow.eval()
-        return Outcome(progress.step, progress.seconds, progress.best, reason)
+        return Outcome(
+            progress.step, progress.seconds, progress.best, progress.rollbacks, self._stopped()
+        )
 
-    def _finished(self) -> str | None:
-        """Why training should end now, if it should."""
+    def _finished(self) -> bool:
+        return self.progress.step >= self.settings.steps or self._stopped() is not None
+
+    def _stopped(self) -> str | None:
+        """Why training should end before all steps are taken, if it should."""
         settings, progress = self.settings, self.progress
         if progress.step >= settings.steps:
-            return "all steps taken"
-        if settings.max_minutes is not None and progress.seconds >= 60 * settings.max_minutes:
+            return None
+        if self._time_is_over():
             return f"{settings.max_minutes:g} minutes are over"
         if settings.patience is not None and progress.stale >= settings.patience:
             return f"no better validation in the last {progress.stale}"
         if progress.rollbacks > MOST_ROLLBACKS:
             return (
                 f"the loss was not finite {progress.rollbacks} times, with ever smaller steps; "
-                "try a smaller learning_rate, a clip, or precision = float64"
+                "try a smaller learning_rate or clip, or precision = float64"
             )
         return None
 
+    def _time_is_over(self) -> bool:
+        minutes = self.settings.max_minutes
+        return minutes is not None and self.progress.seconds >= 60 * minutes
+
     def _round(self) -> float:
-        """Take steps up to the next multiple of `ROUND`; their mean loss."""
+        """Take steps up to the next multiple of `ROUND`, or to the end of the time; their mean loss."""
         settings, progress = self.settings, self.progress
         due = min(ROUND * (progress.step // ROUND + 1), settings.steps)
         due = min(due, settings.validate_every * (progress.step // settings.validate_every + 1))
-        losses = []
-        while progress.step < due:
+        losses: list[Tensor] = []
+        while progress.step < due and not (losses and self._time_is_over()):
             self.step.set_learning_rate(self._rate())
             losses.append(self.step(self._batch(progress.step)))
             progress.step += 1
+            progress.seconds = time.monotonic() - self.started
         return torch.stack(losses).mean().item()
 
     def _rate(self) -> float:
@@ -255,12 +269,23 @@ class _Training:
         found = self.checkpoints.load() if self.checkpoints is not None else None
         if found is not None:
             tensors, facts = found
+            if not self._tensors().keys() <= tensors.keys():
+                raise UserError("The checkpoints are of another model: this run cannot go on.")
             self._put_back(tensors)
-            self.generator.set_state(tensors["generator"])
             self.progress = _Progress(**facts)
+            self.started -= self.progress.seconds
+            self._resume_generator(tensors["generator"])
             self.best = {
                 name: tensors[f"best.{name}"].to(value.device) for name, value in self.best.items()
             }
+
+    def _resume_generator(self, state: Tensor) -> None:
+        """Go on with the same numbers; a generator of another kind of device cannot give them."""
+        if state.numel() == self.generator.get_state().numel():
+            self.generator.set_state(state)
+        else:
+            self.generator.manual_seed((self.seed << 20) + self.progress.step)
+            self.monitor.say("This run began on another device: its draws differ from here on.")
 
 
 def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

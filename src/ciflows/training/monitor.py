@@ -11,6 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ciflows.files import write_text
+
 
 class Monitor:
     """Listens to training and does nothing; the base of those that do."""
@@ -55,31 +57,27 @@ class RunMonitor(Monitor):
 
         path = self.folder / "metrics.jsonl"
         rows = [row for row in read_history(path) if row["step"] <= step]
-        self.file = path.open("w")
-        for row in rows:
-            self._write(row)
+        write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+        self.file = path.open("a")
         self.curves = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1)
         self.progress.update(self.task, total=steps, completed=step)
         self.progress.start()
 
     def record(self, step: int, values: dict[str, float]) -> None:
-        self._write({"step": step, **values})
+        self.file.write(json.dumps({"step": step, **values}) + "\n")
+        self.file.flush()
         for name, value in values.items():
             self.curves.add_scalar(name, value, step)
         shown: dict[str, Any] = {name: values[name] for name in ("loss", "validation") if name in values}
         self.progress.update(self.task, completed=step, **shown)
 
     def say(self, message: str) -> None:
-        self.console.print(message)
+        self.console.print(message, markup=False)
 
     def end(self) -> None:
         self.progress.stop()
         self.curves.close()
         self.file.close()
-
-    def _write(self, row: dict[str, Any]) -> None:
-        self.file.write(json.dumps(row) + "\n")
-        self.file.flush()
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:

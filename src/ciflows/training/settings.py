@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from ciflows.objectives import ELBO, IWAE, DReG, Objective
-from ciflows.settings import Settings
+from ciflows.settings import Seed, Settings
 
 
 class TrainingSettings(Settings):
@@ -17,7 +17,7 @@ class TrainingSettings(Settings):
 
     steps: int = Field(10_000, ge=1, description="optimiser steps")
     batch_size: int = Field(1000, ge=1, description="points in one step")
-    learning_rate: float = Field(4e-3, gt=0, description="Adam's step size at the start")
+    learning_rate: float = Field(4e-3, gt=0, lt=10, description="Adam's step size at the start")
     schedule: Literal["cosine", "constant"] = Field(
         "cosine", description="how the step size goes: down to 0 along a cosine, or not at all"
     )
@@ -35,13 +35,13 @@ class TrainingSettings(Settings):
         None, ge=1, description="stop after so many validations without a better one; or never"
     )
     checkpoint_seconds: float = Field(
-        30.0, ge=0, description="seconds between checkpoints: the most that a crash can cost"
+        30.0, ge=0, description="seconds between checkpoints: about the most that a crash can cost"
     )
     precision: Literal["float32", "float64", "tf32"] = Field(
         "float32", description="arithmetic; tf32 trains with fewer bits on a GPU, and tests with all"
     )
     max_minutes: float | None = Field(
-        None, gt=0, description="end after so many minutes, with the schedule fitted to them"
+        None, gt=0, description="train for so many minutes at most, with the schedule fitted to them"
     )
 
     def make_objective(self) -> Objective:
@@ -54,4 +54,4 @@ class EvaluationSettings(Settings):
     """How a trained flow is judged on the test data."""
 
     samples: int = Field(100, ge=1, description="draws of the index for each test point")
-    seed: int = Field(0, description="seed of the draws")
+    seed: Seed = Field(0, description="seed of the draws; write it as evaluation.seed")

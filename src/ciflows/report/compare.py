@@ -1,0 +1,124 @@
+"""One picture for some models in the plane: their densities, and below them their samples.
+
+It is Figure 1 of the paper in miniature. Densities show how well the data are fitted; what leaks is too
+thin to show on the same scale, so samples tell it.
+"""
+
+from __future__ import annotations
+
+__all__ = ["compare_picture"]
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.figure import Figure
+
+from ciflows.errors import UserError
+from ciflows.files import write_bytes
+from ciflows.report.grids import (
+    DensityGrid,
+    Entry,
+    density_grids,
+    find_window,
+    in_plane,
+    shared_top,
+    true_grid,
+)
+from ciflows.report.plots import COLOURS, LIGHT, colour_norm, draw_density, draw_samples, style, to_png
+from ciflows.report.tables import set_error, set_number
+
+SAMPLES = 10_000  # so many that a bridge of leaked mass is seen as one
+SIDE = 2.55  # inches: three panels and a colour scale are 900 pixels at 100 an inch
+NAME: Any = {"fontsize": 11, "fontweight": "bold"}
+Row = list[tuple[Entry, DensityGrid]]
+
+
+def compare_picture(
+    path: Path,
+    entries: Sequence[Entry],
+    seed: int = 0,
+    grids: Sequence[DensityGrid | None] | None = None,
+) -> None:
+    """Draw Figure 1: the true density where it is known, each model's, and below them samples.
+
+    Arguments:
+        path: The PNG file to write; it gets two rows for each data set.
+        entries: The trained runs, on data in the plane.
+        seed: Seed of the draws.
+        grids: What `density_grids` gave for these entries, where it has been called already.
+    """
+    if not entries or not all(in_plane(entry.dataset) for entry in entries):
+        raise UserError("A picture of densities needs at least one run, on data with two features.")
+    rows: dict[str, Row] = {}
+    for entry, grid in zip(entries, grids or density_grids(entries, seed), strict=True):
+        assert grid is not None
+        rows.setdefault(entry.dataset.fingerprint, []).append((entry, grid))
+    columns = max(len(row) + (_truth(row) is not None) for row in rows.values())
+    with matplotlib.rc_context(style(LIGHT)):
+        size = (SIDE * columns + 1.1, (2 * SIDE + 0.95) * len(rows))
+        figure = Figure(figsize=size, layout="compressed")
+        shape = (2 * len(rows), columns + 1)
+        axes = figure.subplots(*shape, squeeze=False, width_ratios=[*[1] * columns, 0.05]).tolist()
+        for index, row in enumerate(rows.values()):
+            _draw_densities(figure, axes[2 * index], row)
+            _draw_samples(axes[2 * index + 1], row, seed)
+        write_bytes(Path(path), to_png(figure, transparent=False))
+
+
+def _truth(row: Row) -> DensityGrid | None:
+    truth = row[0][0].dataset.truth
+    return None if truth is None else true_grid(truth)
+
+
+def _draw_densities(figure: Figure, axes: list[Axes], row: Row) -> None:
+    *panels, bar = axes
+    dataset, truth = row[0][0].dataset, _truth(row)
+    dots = dataset.test if truth is None else None
+    named = [(entry.name, _result(entry), grid) for entry, grid in row]
+    if truth is not None:
+        limit = set_number(row[0][0].metrics.get("limit"), "{:.3f}")
+        named.insert(0, ("true density", f"log-likelihood {limit} nats\nthe best possible", truth))
+    top = shared_top(grid for *_, grid in named)
+    for ax, (name, words, grid) in zip(panels, named, strict=False):
+        draw_density(ax, grid, top, dots=dots)
+        ax.set_title(words, fontsize=8.5)
+        above = 32 if "\n" in words else 20
+        ax.annotate(name, (0.5, 1), (0, above), "axes fraction", "offset points", ha="center", **NAME)
+    _hide(panels[len(named) :])
+    colours = ScalarMappable(colour_norm(top, log=False), COLOURS)
+    scale = figure.colorbar(colours, cax=bar, extend="max", label="density")
+    scale.outline.set_visible(False)
+
+
+def _draw_samples(axes: list[Axes], row: Row, seed: int) -> None:
+    dataset = row[0][0].dataset
+    contains = None if dataset.truth is None else dataset.truth.contains
+    drawn = [(entry.flow.sample(SAMPLES, seed=seed).cpu(), "samples") for entry, _ in row]
+    if _truth(row) is not None:
+        drawn.insert(0, (dataset.train[:SAMPLES], "data points"))
+    for ax, (points, name) in zip(axes, drawn, strict=False):
+        inside = None if contains is None else contains(points)
+        draw_samples(ax, LIGHT, points, inside, find_window(dataset), size=0.8)
+        leaked = 0 if inside is None else int((~inside).sum())
+        words = f"{leaked:,} of {len(points):,} {name} leaked" if leaked else f"{len(points):,} {name}"
+        ax.set_title(words, fontsize=8.5, color=LIGHT.leaked if leaked else LIGHT.text)
+    _hide(axes[len(drawn) :])
+
+
+def _result(entry: Entry) -> str:
+    """A model's test log-likelihood, and where the support is known its leaked mass."""
+    test, metrics = entry.metrics.get("test") or {}, entry.metrics
+    words = f"log-likelihood {set_error(test.get('log_prob'), test.get('std_error'), '{:.3f}')} nats"
+    if entry.dataset.truth is None or entry.dataset.truth.contains is None:
+        return words
+    leaked = set_error(metrics.get("leaked_mass"), metrics.get("leaked_mass_std_error"), "{:.1%}")
+    return f"{words}\nleaked mass {leaked}"
+
+
+def _hide(axes: Sequence[Axes]) -> None:
+    for ax in axes:
+        ax.set_axis_off()
