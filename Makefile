@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 JOBS ?= 2
 
-.PHONY: help demo test test-all lint types bench docs-figures clean
+.PHONY: help demo test test-all lint bench clean
 
 help:  ## show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14

@@ -276,3 +276,31 @@ def test_checkpoint_of_another_model_is_refused(data: tuple[Tensor, Tensor], tmp
     fit_flow(small("resflow"), *data, QUICK.model_copy(update={"steps": 50}), checkpoints=checkpoints)
     with pytest.raises(UserError, match="another model"):
         fit_flow(small(), *data, QUICK, checkpoints=checkpoints)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("objective", ["elbo", "iwae", "dreg"])
+def test_captured_step_equals_the_plain_one(objective: str, data: tuple[Tensor, Tensor]) -> None:
+    from ciflows.noise import Noise
+    from ciflows.training.step import CapturedStep, Step
+
+    settings = QUICK.model_copy(update={"objective": objective, "draws": 3})
+    batch = data[0][:100].cuda()
+    losses = []
+    for kind in (Step, CapturedStep):
+        flow = small().cuda().train()
+        noise = Noise(torch.Generator("cuda").manual_seed(0))
+        step = (
+            kind(flow, settings, noise, batch) if kind is CapturedStep else kind(flow, settings, noise)
+        )
+        losses.append([step(batch).item() for _ in range(10)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_training_that_comes_to_nothing_says_so(
+    data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TrainingSettings, "make_objective", lambda _: BreaksOnce(range(10**9)))
+    outcome = fit_flow(small(), *data, QUICK)
+    assert outcome.validation == -math.inf
+    assert outcome.rollbacks == loop.MOST_ROLLBACKS + 1

@@ -171,12 +171,14 @@ def build_flow(config: RunConfig, dataset: Dataset) -> Flow:
     constant = [name for name, s in zip(dataset.columns, scale, strict=True) if not s > 0]
     if constant:
         raise UserError(f"{dataset.name}: leave out what is constant: {', '.join(constant)}.")
-    coarse = train.abs().amax(0) * torch.finfo(flow.dtype).eps > 1e-3 * scale
-    fine = [name for name, bad in zip(dataset.columns, coarse, strict=True) if bad]
-    if fine:
+    kept = torch.finfo(flow.dtype)
+    largest = torch.cat([dataset.train, dataset.validation, dataset.test]).abs().amax(0)
+    bad = (largest > kept.max) | (largest * kept.eps > 1e-3 * scale) | (scale < kept.tiny)
+    if bad.any():
+        names = [name for name, wrong in zip(dataset.columns, bad, strict=True) if wrong]
         raise UserError(
-            f"{dataset.name}: {', '.join(fine)} differ too little beside their size for {flow.dtype}: "
-            "use --precision float64, or shift them towards 0."
+            f"{dataset.name}: {', '.join(names)} cannot be told apart in {flow.dtype}: their values are "
+            "too large, or differ too little. Use --precision float64, or shift and scale them."
         )
     return _standardised(flow, mean.to(flow.dtype), scale.to(flow.dtype))
 
