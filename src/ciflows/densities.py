@@ -111,9 +111,7 @@ class ConditionalNormal(Density):
 
     def log_weight(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
         check_shape(x, self.shape, "ConditionalNormal")
-        mean, log_std = self._moments(context)
-        scaled = (x - mean) * torch.exp(-log_std)
-        return -(0.5 * (scaled.square() + LOG_2_PI) + log_std).sum(-1)
+        return _log_normal(x, *self._moments(context))
 
     def draw(
         self,
@@ -131,8 +129,9 @@ class ConditionalNormal(Density):
     ) -> tuple[Tensor, Tensor]:
         mean, log_std = self._moments(context)
         epsilon = (noise or Noise()).normal((*leading, *self.shape), like=mean)
-        log_prob = -(0.5 * (epsilon.square() + LOG_2_PI) + log_std).sum(-1)
-        return mean + torch.exp(log_std) * epsilon, log_prob
+        x = mean + torch.exp(log_std) * epsilon
+        # by the same arithmetic as log_weight, so that equal p and q cancel to the last digit
+        return x, _log_normal(x, mean, log_std)
 
     def _moments(self, context: Tensor | None) -> tuple[Tensor, Tensor]:
         if context is None or self.context_shape is None:
@@ -140,3 +139,8 @@ class ConditionalNormal(Density):
         check_shape(context, self.context_shape, "ConditionalNormal, context")
         mean, log_std = self.network(context).chunk(2, dim=-1)
         return mean, log_std
+
+
+def _log_normal(x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+    scaled = (x - mean) * torch.exp(-log_std)
+    return -(0.5 * (scaled.square() + LOG_2_PI) + log_std).sum(-1)

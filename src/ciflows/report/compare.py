@@ -57,7 +57,7 @@ def compare_picture(
     for entry, grid in zip(entries, grids or density_grids(entries, seed), strict=True):
         assert grid is not None
         rows.setdefault(entry.dataset.fingerprint, []).append((entry, grid))
-    columns = max(len(row) + (_truth(row) is not None) for row in rows.values())
+    columns = max(len(row) + _has_truth(row) for row in rows.values())
     with matplotlib.rc_context(style(LIGHT)):
         size = (SIDE * columns + 1.1, (2 * SIDE + 0.95) * len(rows))
         figure = Figure(figsize=size, layout="compressed")
@@ -69,14 +69,16 @@ def compare_picture(
         write_bytes(Path(path), to_png(figure, transparent=False))
 
 
-def _truth(row: Row) -> DensityGrid | None:
+def _has_truth(row: Row) -> bool:
+    """Whether the true density is known: it gets a column, with the data below it."""
     truth = row[0][0].dataset.truth
-    return None if truth is None else true_grid(truth)
+    return truth is not None and truth.log_density is not None
 
 
 def _draw_densities(figure: Figure, axes: list[Axes], row: Row) -> None:
     *panels, bar = axes
-    dataset, truth = row[0][0].dataset, _truth(row)
+    dataset = row[0][0].dataset
+    truth = None if dataset.truth is None else true_grid(dataset.truth)
     dots = dataset.test if truth is None else None
     named = [(entry.name, _result(entry), grid) for entry, grid in row]
     if truth is not None:
@@ -98,7 +100,7 @@ def _draw_samples(axes: list[Axes], row: Row, seed: int) -> None:
     dataset = row[0][0].dataset
     contains = None if dataset.truth is None else dataset.truth.contains
     drawn = [(entry.flow.sample(SAMPLES, seed=seed).cpu(), "samples") for entry, _ in row]
-    if _truth(row) is not None:
+    if _has_truth(row):
         drawn.insert(0, (dataset.train[:SAMPLES], "data points"))
     for ax, (points, name) in zip(axes, drawn, strict=False):
         inside = None if contains is None else contains(points)

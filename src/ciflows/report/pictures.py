@@ -168,16 +168,12 @@ def _scale(top: float, log: bool) -> Scale:
         first = math.log10(top) - LOG_DECADES
         powers = range(math.ceil(first), math.ceil(first) + LOG_DECADES)
         places = [(100 * (power - first) / LOG_DECADES, 10.0**power) for power in powers]
-        label = f"density on a log scale; the darkest colour stands for all below {_short(10**first)}"
+        label = f"density on a log scale; the darkest colour stands for all below {_short(10**first)}, "
+        label += f"the brightest for all above {_short(top)}"
     else:
         values = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(0, top)
         places = [(100 * value / top, value) for value in values if 0 <= value <= top]
-        label = "density"
-    label += (
-        f", the brightest for all above {_short(top)}"
-        if log
-        else (f"; the brightest colour stands for all above {_short(top)}")
-    )
+        label = f"density; the brightest colour stands for all above {_short(top)}"
     return Scale(label, colours, [(round(float(place), 2), _short(value)) for place, value in places])
 
 
