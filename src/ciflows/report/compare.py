@@ -81,9 +81,10 @@ def _draw_densities(figure: Figure, axes: list[Axes], row: Row) -> None:
     truth = None if dataset.truth is None else true_grid(dataset.truth)
     dots = dataset.test if truth is None else None
     named = [(entry.name, _result(entry), grid) for entry, grid in row]
-    if truth is not None:
-        limit = set_number(row[0][0].metrics.get("limit"), "{:.3f}")
-        named.insert(0, ("true density", f"log-likelihood {limit} nats\nthe best possible", truth))
+    if dataset.truth is not None and truth is not None:
+        words = f"at best {set_number(dataset.truth.limit, '{:.3f}')} nats"
+        leaks = "" if dataset.truth.contains is None else "\nnothing leaks"
+        named.insert(0, ("true density", words + leaks, truth))
     top = shared_top(grid for *_, grid in named)
     for ax, (name, words, grid) in zip(panels, named, strict=False):
         draw_density(ax, grid, top, dots=dots)
