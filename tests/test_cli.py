@@ -166,7 +166,10 @@ def test_own_table_from_file_to_scores_and_samples(tmp_path: Path) -> None:
     table.select("height").write_csv(tmp_path / "narrow.csv")
     text = run("score", "people", "narrow.csv", "--out", "x.csv", cwd=tmp_path, code=1)
     assert "lacks the column weight" in text
-    assert (tmp_path / "people" / "report.html").exists()
+    assert "<html" in (tmp_path / "people" / "report.html").read_text()[:500]
+    run("report", "people", "--out", "people.png", cwd=tmp_path)
+    assert (tmp_path / "people.png").read_bytes().startswith(b"\x89PNG")
+    assert "does not exist yet" in run("report", "people", "--out", "people.png", cwd=tmp_path, code=1)
 
 
 @pytest.mark.parametrize(

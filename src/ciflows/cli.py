@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
@@ -327,7 +326,7 @@ def _write_report(runs: Sequence[Run], path: Path) -> None:
 
 def _show_rows(rows: Sequence[dict[str, Any]]) -> None:
     table = RichTable(title="Test log-likelihood, nats per point", title_justify="left")
-    table.box, table.padding, table.pad_edge = box.SIMPLE, (0, 1), False
+    table.box, table.padding = None, (0, 2, 0, 0)
     for column in ("model", "weights", "log p(x)", "ELBO", "m", "gap", "leak", "time"):
         table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
     for row in rows:

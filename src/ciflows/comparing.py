@@ -55,10 +55,13 @@ def compare_models(
 
 
 def report_runs(runs: Sequence[Run], path: Path) -> None:
-    """Write a report on finished runs, which must be on the same data."""
+    """Write a report, or where the path ends in .png a picture, on finished runs on the same data."""
     if len({run.about["fingerprint"] for run in runs}) > 1:
         raise UserError("These runs are on different data; a report compares runs on the same data.")
     entries = _entries(runs)
+    if path.suffix == ".png":
+        compare_picture(path, entries)
+        return
     write_report(path, entries, _title(runs[0].config.data, [entry.name for entry in entries]))
 
 
