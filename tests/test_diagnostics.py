@@ -193,7 +193,7 @@ def test_draws_curve_climbs_from_the_elbo_to_the_likelihood() -> None:
     curve = draws_curve(flow, x, counts=(1, 4, 20, 100))
     values = [point.log_prob for point in curve]
     assert values == sorted(values)
-    assert values[-1] > values[0] + 0.1
+    assert values[-1] > values[0] + 0.03
     assert all(0 < point.monte_carlo_error < 0.1 for point in curve)
     exact = flow.estimate(x, 2000, seed=1)
     assert values[0] == pytest.approx(exact.elbo.mean().item(), abs=5 * curve[0].monte_carlo_error)
