@@ -115,6 +115,8 @@ def test_killed_run_resumes_to_the_same_weights(tmp_path: Path) -> None:
     run("fit", "--resume", "cut", "--no-report", cwd=tmp_path)
     whole, cut = (load_file(tmp_path / name / "weights.safetensors") for name in ("whole", "cut"))
     assert all(torch.equal(value, cut[name]) for name, value in whole.items())
+    files = [tmp_path / name / "weights.safetensors" for name in ("whole", "cut")]
+    assert files[0].read_bytes() == files[1].read_bytes()
     histories = [
         [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         for name in ("whole", "cut")

@@ -23,8 +23,10 @@ KEPT = 2
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write tensors with plain facts about them, and a checksum of both."""
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    text = json.dumps(dict(facts))
-    write_bytes(path, save(ready, {"facts": text, "sha256": _checksum(ready, text)}))
+    text = json.dumps(dict(facts), sort_keys=True)
+    # one entry, since the order of several is not fixed: equal content makes equal files
+    note = json.dumps({"facts": text, "sha256": _checksum(ready, text)})
+    write_bytes(path, save(ready, {"ciflows": note}))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -32,12 +34,12 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            metadata = file.metadata() or {}
-    except (SafetensorError, OSError) as error:
+            note = json.loads((file.metadata() or {}).get("ciflows", "{}"))
+    except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}.") from None
-    if metadata.get("sha256") != _checksum(tensors, metadata.get("facts", "")):
+    if note.get("sha256") != _checksum(tensors, note.get("facts", "")):
         raise UserError(f"{path} is damaged: its checksum does not match its content.")
-    return tensors, json.loads(metadata["facts"])
+    return tensors, json.loads(note["facts"])
 
 
 def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
