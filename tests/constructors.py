@@ -6,14 +6,17 @@ A new layer adds one line to `LAYERS`; tests/test_layers.py then checks all that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
+from zuko.flows import MaskedAutoregressiveTransform
+from zuko.transforms import MonotonicRQSTransform
 
 from ciflows import Flow, Indexed
-from ciflows.bijections import Affine, Residual, Roulette, Standardise
+from ciflows.bijections import Affine, Residual, Roulette, Standardise, ZukoBijection
 from ciflows.densities import ConditionalNormal
 from ciflows.layers import Layer, Shape
 from ciflows.networks import MLP, LipschitzMLP, converge_norms
@@ -47,6 +50,15 @@ def residual(features: int, context_features: int = 0) -> Residual:
     return Residual(LipschitzMLP(features, [8, 8], context_features=context_features))
 
 
+def zuko(features: int, context_features: int = 0, **options: Any) -> ZukoBijection:
+    smooth = {"hidden_features": (8, 8), "activation": nn.Tanh}
+    transform = MaskedAutoregressiveTransform(features, context_features, **smooth, **options)
+    return ZukoBijection(transform, features, context_features)
+
+
+SPLINE = {"univariate": partial(MonotonicRQSTransform, bound=1.5), "shapes": [(4,), (4,), (3,)]}
+
+
 LAYERS: dict[str, Case] = {
     "affine": Case(lambda: affine(2, 3), (2,), (3,)),
     "standardise": Case(lambda: Standardise(torch.randn(3), 0.5 + torch.rand(3)), (3,)),
@@ -55,6 +67,12 @@ LAYERS: dict[str, Case] = {
     "residual, twenty features": Case(lambda: residual(20), (20,)),
     "residual, context": Case(lambda: residual(2, 3), (2,), (3,)),
     "residual, roulette": Case(lambda: Residual(LipschitzMLP(3, [8]), Roulette()), (3,)),
+    "zuko, autoregressive": Case(lambda: zuko(3), (3,)),
+    "zuko, coupling": Case(lambda: zuko(4, passes=2), (4,)),
+    "zuko, spline": Case(lambda: zuko(3, **SPLINE), (3,)),
+    "zuko, one feature": Case(lambda: zuko(1, **SPLINE), (1,)),
+    "zuko, context": Case(lambda: zuko(2, 3), (2,), (3,)),
+    "indexed zuko": Case(lambda: Indexed(zuko(2, 1), normal(1, 2), normal(1, 2)), (2,)),
     "indexed affine": Case(lambda: Indexed(affine(2, 1), normal(1, 2), normal(1, 2)), (2,)),
     "indexed affine, context": Case(
         lambda: Indexed(affine(2, 1 + 3), normal(1, 2 + 3), normal(1, 2 + 3), (3,)), (2,), (3,)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["IndexSettings", "indexed_affine"]
+__all__ = ["IndexSettings", "indexed_affine", "with_index"]
+
+from collections.abc import Sequence
 
 from pydantic import Field
 
 from ciflows.bijections import Affine
 from ciflows.densities import ConditionalNormal
-from ciflows.indexed import Indexed
+from ciflows.indexed import Indexed, interleave
+from ciflows.layers import Bijection, Layer
 from ciflows.networks import MLP
 from ciflows.settings import Settings, Sizes
 
@@ -47,3 +50,12 @@ def indexed_affine(features: int, context_features: int, settings: IndexSettings
         posterior=ConditionalNormal(MLP(given, 2 * index, settings.posterior_hidden), index, given),
         context_shape=(context_features,) if context_features else None,
     )
+
+
+def with_index(
+    bijections: Sequence[Bijection], features: int, context_features: int, settings: Settings
+) -> list[Layer]:
+    """The layers of a model: bijections, each followed by an index where the settings have one."""
+    if isinstance(settings, IndexSettings):
+        return interleave(bijections, lambda _: indexed_affine(features, context_features, settings))
+    return list(bijections)

@@ -11,7 +11,7 @@ import torch
 
 from ciflows.errors import UserError, nearest
 from ciflows.flow import Flow
-from ciflows.models import resflow
+from ciflows.models import autoregressive, resflow
 from ciflows.settings import Settings, parse_settings
 
 
@@ -39,6 +39,36 @@ MODELS: dict[str, Model] = {
         "residual flow with a continuous index after each block (the paper's CIF-ResFlow)",
         resflow.CIFResFlowSettings,
         resflow.build,
+    ),
+    "maf": Model(
+        "masked autoregressive flow; samples in as many passes as features",
+        autoregressive.MAFSettings,
+        autoregressive.build,
+    ),
+    "cif-maf": Model(
+        "masked autoregressive flow with a continuous index after each layer",
+        autoregressive.CIFMAFSettings,
+        autoregressive.build,
+    ),
+    "nsf": Model(
+        "neural spline flow, autoregressive or coupling; the latter is quick to sample",
+        autoregressive.NSFSettings,
+        autoregressive.build,
+    ),
+    "cif-nsf": Model(
+        "neural spline flow with a continuous index after each layer",
+        autoregressive.CIFNSFSettings,
+        autoregressive.build,
+    ),
+    "realnvp": Model(
+        "affine couplings; quick both ways",
+        autoregressive.RealNVPSettings,
+        autoregressive.build,
+    ),
+    "cif-realnvp": Model(
+        "affine couplings with a continuous index after each",
+        autoregressive.CIFRealNVPSettings,
+        autoregressive.build,
     ),
 }
 

@@ -10,9 +10,8 @@ from pydantic import Field
 
 from ciflows.bijections import Residual, Roulette
 from ciflows.flow import Flow
-from ciflows.indexed import interleave
-from ciflows.layers import Bijection, Layer
-from ciflows.models.indices import IndexSettings, indexed_affine
+from ciflows.layers import Bijection
+from ciflows.models.indices import IndexSettings, with_index
 from ciflows.networks import LipschitzMLP
 from ciflows.settings import Settings, Sizes
 
@@ -41,7 +40,4 @@ def build(features: int, context_features: int, settings: ResFlowSettings) -> Fl
         )
         for _ in range(settings.layers)
     ]
-    layers: list[Layer] = list(blocks)
-    if isinstance(settings, CIFResFlowSettings):
-        layers = interleave(blocks, lambda _: indexed_affine(features, context_features, settings))
-    return Flow(layers)
+    return Flow(with_index(blocks, features, context_features, settings))
