@@ -30,7 +30,8 @@ class Listener(Monitor):
         self.rows: list[tuple[int, dict[str, float]]] = []
         self.messages: list[str] = []
 
-    def record(self, step: int, values: dict[str, float]) -> None:
+    def record(self, step: int, values: dict[str, float], done: float) -> None:
+        assert 0 < done <= 1
         self.rows.append((step, values))
 
     def say(self, message: str) -> None:

@@ -128,7 +128,7 @@ class _Training:
         self._resume()
         progress = self.progress
         good = self._state()
-        self.monitor.begin(progress.step, self.settings.steps)
+        self.monitor.begin(progress.step, self.settings.steps, self._done())
         try:
             while not self._finished():
                 loss = self._round()
@@ -138,7 +138,7 @@ class _Training:
                 values = {"loss": loss, "learning_rate": self._rate(), "seconds": progress.seconds}
                 if progress.step % self.settings.validate_every == 0 or self._finished():
                     values["validation"] = self._validate()
-                self.monitor.record(progress.step, values)
+                self.monitor.record(progress.step, values, self._done())
                 good = self._state()
                 if time.monotonic() - saved > self.settings.checkpoint_seconds:
                     self._save(good)
@@ -196,10 +196,15 @@ class _Training:
         rate = settings.learning_rate * progress.rate_scale
         if settings.schedule == "constant":
             return rate
+        return rate * 0.5 * (1 + math.cos(math.pi * self._done()))
+
+    def _done(self) -> float:
+        """How much of training is over, by its steps or by its minutes: between 0 and 1."""
+        settings, progress = self.settings, self.progress
         done = progress.step / settings.steps
         if settings.max_minutes is not None:
             done = max(done, progress.seconds / (60 * settings.max_minutes))
-        return rate * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+        return min(done, 1.0)
 
     def _batch(self, step: int) -> Tensor:
         """The batch of a step: the data in an order drawn anew for each pass over them."""

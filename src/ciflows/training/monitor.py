@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ciflows.files import write_text
 
@@ -17,10 +17,10 @@ from ciflows.files import write_text
 class Monitor:
     """Listens to training and does nothing; the base of those that do."""
 
-    def begin(self, step: int, steps: int) -> None:
-        """Training starts, or goes on, after `step` steps."""
+    def begin(self, step: int, steps: int, done: float) -> None:
+        """Training starts, or goes on, after `step` of at most `steps` steps; `done` of it is over."""
 
-    def record(self, step: int, values: dict[str, float]) -> None:
+    def record(self, step: int, values: dict[str, float], done: float) -> None:
         """Some steps have been taken: loss, learning_rate, seconds, and validation now and then."""
 
     def say(self, message: str) -> None:
@@ -45,14 +45,15 @@ class RunMonitor(Monitor):
         self.progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
-            MofNCompleteColumn(),
+            TextColumn("{task.fields[step]}"),
             TextColumn("loss {task.fields[loss]:.4f}  validation {task.fields[validation]:.4f}"),
             TimeRemainingColumn(compact=True),
             console=console,
         )
-        self.task = self.progress.add_task(title, loss=float("nan"), validation=float("nan"))
+        unknown = float("nan")
+        self.task = self.progress.add_task(title, total=1.0, step="", loss=unknown, validation=unknown)
 
-    def begin(self, step: int, steps: int) -> None:
+    def begin(self, step: int, steps: int, done: float) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         path = self.folder / "metrics.jsonl"
@@ -60,16 +61,17 @@ class RunMonitor(Monitor):
         write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
         self.file = path.open("a")
         self.curves = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1)
-        self.progress.update(self.task, total=steps, completed=step)
+        self.steps = steps
+        self.progress.update(self.task, completed=done, step=f"{step}/{steps}")
         self.progress.start()
 
-    def record(self, step: int, values: dict[str, float]) -> None:
+    def record(self, step: int, values: dict[str, float], done: float) -> None:
         self.file.write(json.dumps({"step": step, **values}) + "\n")
         self.file.flush()
         for name, value in values.items():
             self.curves.add_scalar(name, value, step)
         shown: dict[str, Any] = {name: values[name] for name in ("loss", "validation") if name in values}
-        self.progress.update(self.task, completed=step, **shown)
+        self.progress.update(self.task, completed=done, step=f"{step}/{self.steps}", **shown)
 
     def say(self, message: str) -> None:
         self.console.print(message, markup=False)
