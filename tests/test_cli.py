@@ -286,7 +286,7 @@ def test_help_and_lists_teach() -> None:
 
 
 @pytest.mark.parametrize("preset", sorted(presets()))
-@pytest.mark.parametrize("model", sorted(MODELS))
+@pytest.mark.parametrize("model", ["resflow", "cif-resflow"])
 def test_every_preset_resolves(preset: str, model: str) -> None:
     config = resolve("two-uniforms", model, 0, [read_config(preset)])
     assert RunConfig.from_toml(config.to_toml(), preset) == config
