@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ciflows.layers import Shape
 
-LIPSWISH = 1.1  # the largest slope of x σ(βx), for every β, is below this
+SCALE = 1 / 1.1  # the largest slope of x σ(βx), for every β, is below 1.1
 MAX_POWER_ITERATIONS = 1000
 
 
@@ -39,32 +39,37 @@ class _LipSwish(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stack: Tensor, bias: Tensor, beta: Tensor) -> Tensor:
         h = stack[0] + bias
-        s = torch.sigmoid(beta * h)
-        value = h * s * (1 / LIPSWISH)
-        ctx.save_for_backward(stack, bias, beta, s)
+        bh = beta * h
+        s = torch.sigmoid(bh)
+        value = h * s * SCALE
+        ctx.save_for_backward(stack, bh, s, beta)
         if len(stack) == 1:
             return value[None]
-        slope = torch.addcmul(s * (1 / LIPSWISH), beta * value, 1 - s)
-        return torch.cat([value[None], stack[1:] * slope])
+        return torch.cat([value[None], stack[1:] * _slope(bh, s)])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         (grad,) = grads
-        stack, bias, beta, s = ctx.saved_tensors
-        h = stack[0] + bias
-        sds = s * (1 - s) * (1 / LIPSWISH)
-        slope = torch.addcmul(s * (1 / LIPSWISH), beta * h, sds)
+        stack, bh, s, beta = ctx.saved_tensors
+        slope = _slope(bh, s)
+        ds = torch.addcmul(s, s, s, value=-1)
         grad_h = grad[0] * slope
-        grad_beta = grad[0] * h.square() * sds
+        by_beta = grad[0] * bh * ds
         grad_stack = grad_h[None]
         if len(stack) > 1:
             # a'' = β σ' (2 + βh (1 - 2σ)) / 1.1, and ∂a'/∂β is the same with h in place of β
-            bend = sds * (2 + beta * h * (1 - 2 * s)) * (grad[1:] * stack[1:]).sum(0)
-            grad_h = grad_h + beta * bend
-            grad_beta = grad_beta + h * bend
+            bend = (torch.addcmul(bh, bh, s, value=-2) + 2) * (grad[1:] * stack[1:]).sum(0) * ds
+            grad_h = torch.addcmul(grad_h, bend, beta * SCALE)
+            by_beta = torch.addcmul(by_beta, bend, beta)
             grad_stack = torch.cat([grad_h[None], grad[1:] * slope])
-        grad_bias = grad_h.reshape(-1, bias.shape[-1]).sum(0)
-        return grad_stack, grad_bias, grad_beta.sum()
+        grad_bias = grad_h.reshape(-1, grad_h.shape[-1]).sum(0)
+        grad_beta = torch.dot(by_beta.flatten(), bh.flatten()) * SCALE / beta.square()
+        return grad_stack, grad_bias, grad_beta
+
+
+def _slope(bh: Tensor, s: Tensor) -> Tensor:
+    """a'(h) = σ (1 + βh (1 - σ)) / 1.1, from βh and σ = σ(βh)."""
+    return (torch.addcmul(bh, bh, s, value=-1) + 1) * s * SCALE
 
 
 class SpectralLinear(nn.Module):
