@@ -16,6 +16,8 @@ $(VENV)/installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	touch $@
 
+# Networks this small run fastest on one thread.
+demo: export OMP_NUM_THREADS ?= 1
 demo: $(VENV)/installed  ## train a plain flow and a CIF on two boxes, and compare them
 	$(BIN)/ciflows compare two-uniforms resflow cif-resflow --config demo --out runs/demo --resume
 
