@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -34,14 +35,22 @@ TINY = [
 ]
 
 
-def main(*words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """Run the command in this process, which must end it with code 1; what it printed."""
-    monkeypatch.setattr(sys, "argv", ["ciflows", *words])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code == 1
-    printed = capsys.readouterr()
-    return printed.out + printed.err
+@pytest.fixture
+def fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Runs the command in this process and an empty folder, where it must end with code 1."""
+    monkeypatch.chdir(tmp_path)
+
+    def main(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["ciflows", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert end.value.code == 1
+        printed = capsys.readouterr()
+        return printed.out + printed.err
+
+    return main
 
 
 def run(*words: str, cwd: Path | None = None, code: int = 0) -> str:
@@ -203,14 +212,9 @@ def test_own_table_from_file_to_scores_and_samples(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_get_one_sentence(
-    words: list[str],
-    expected: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], expected: str, tmp_path: Path, fail: Callable[..., str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    text = main(*words, monkeypatch=monkeypatch, capsys=capsys)
+    text = fail(*words)
     assert expected in text
     assert text.count("Error:") == 1
     assert not list(tmp_path.iterdir())
@@ -263,15 +267,10 @@ def test_damaged_weights_are_named(finished: Path, tmp_path: Path) -> None:
     ],
 )
 def test_bad_tables_are_refused(
-    content: str,
-    expected: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    content: str, expected: str, tmp_path: Path, fail: Callable[..., str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.csv").write_text(content)
-    text = main("fit", "bad.csv", *TINY, monkeypatch=monkeypatch, capsys=capsys)
+    text = fail("fit", "bad.csv", *TINY)
     assert expected in text
     assert [path.name for path in tmp_path.iterdir()] == ["bad.csv"]
 

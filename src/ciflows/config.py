@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = ["RunConfig", "presets", "read_config", "read_overrides", "resolve"]
 
-import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -14,14 +13,10 @@ import tomli_w
 from pydantic import Field
 
 from ciflows.errors import UserError, nearest
+from ciflows.files import parse_toml
 from ciflows.models import MODELS, get_model
 from ciflows.settings import Seed, Settings, parse_settings
 from ciflows.training import EvaluationSettings, TrainingSettings
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 SECTIONS = ("architecture", "training", "evaluation")
 NAMES = ("data", "model", "seed")
@@ -44,9 +39,9 @@ class RunConfig(Settings):
     @classmethod
     def from_toml(cls, text: str, where: str) -> RunConfig:
         """Read back what `to_toml` wrote; nothing may be missing, so that no default slips in."""
-        values = _check_keys(_parse_toml(text, where), where)
+        values = _check_keys(parse_toml(text, where), where)
         config = resolve(**{key: values[key] for key in NAMES if key in values}, layers=[values])
-        if _parse_toml(config.to_toml(), where) != values:
+        if parse_toml(config.to_toml(), where) != values:
             raise UserError(f"{where} is damaged, or was written by another version of ciflows.")
         return config
 
@@ -69,7 +64,7 @@ def read_config(name: str) -> dict[str, Any]:
             raise UserError(f"{name} is not a TOML file.") from None
     else:
         raise UserError(f"There is no preset or file {name!r}. {nearest(name, presets())}")
-    return _check_keys(_parse_toml(text, name), name)
+    return _check_keys(parse_toml(text, name), name)
 
 
 def read_overrides(model: str, overrides: Sequence[str], others: Sequence[str] = ()) -> dict[str, Any]:
@@ -146,18 +141,11 @@ def _check_keys(values: dict[str, Any], where: str) -> dict[str, Any]:
     return values
 
 
-def _parse_toml(text: str, where: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{where} is not valid TOML: {error}.") from None
-
-
 def _parse_value(text: str) -> Any:
     """A value as TOML would have it; what is no TOML value is a word."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {text}", text)["value"]
+    except UserError:
         return text
 
 

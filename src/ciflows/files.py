@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-__all__ = ["atomic_path", "read_json", "write_bytes", "write_json", "write_text"]
+__all__ = ["atomic_path", "parse_toml", "read_json", "write_bytes", "write_json", "write_text"]
 
 import json
 import math
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ciflows.errors import UserError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 @contextmanager
@@ -53,6 +59,14 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path} is damaged: it does not hold a JSON object.")
     return value
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """The values of a TOML text, or a word on where it is none."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{where} is not valid TOML: {error}.") from None
 
 
 def _finite(value: Any) -> Any:

@@ -5,7 +5,7 @@ Both need of g only the products J v that it carries along with its value (netwo
 
 from __future__ import annotations
 
-__all__ = ["Exact", "LogDet", "Roulette"]
+__all__ = ["Exact", "LogDet", "Roulette", "with_jacobian"]
 
 from typing import Protocol
 
@@ -38,11 +38,8 @@ class Exact:
     def __call__(
         self, network: nn.Module, x: Tensor, context: Tensor | None, noise: Noise
     ) -> tuple[Tensor, Tensor]:
-        d = x.shape[-1]
-        identity = torch.eye(d, dtype=x.dtype, device=x.device)
-        identity = identity.reshape(d, *[1] * (x.ndim - 1), d)
-        g, jacobian = network(x, identity.expand(d, *x.shape), context)
-        return g, log_det(identity + jacobian)
+        g, matrix = with_jacobian(network, x, context)
+        return g, log_det(matrix)
 
 
 class Roulette:
@@ -85,6 +82,14 @@ class Roulette:
     def _survival(self, k: int) -> float:
         """P(term k is computed): 1 up to the first random one, then falling geometrically."""
         return float((1 - self.p) ** max(0, k - self.exact_terms - 1))
+
+
+def with_jacobian(network: nn.Module, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    """g(x) (*, d) and the Jacobian I + J of x + g(x), as (d, *, d) with the inputs first."""
+    d = x.shape[-1]
+    identity = torch.eye(d, dtype=x.dtype, device=x.device).reshape(d, *[1] * (x.ndim - 1), d)
+    g, jacobian = network(x, identity.expand(d, *x.shape), context)
+    return g, identity + jacobian
 
 
 def log_det(matrix: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ __all__ = ["Residual"]
 import torch
 from torch import Tensor
 
-from ciflows.bijections.log_det import Exact, LogDet
+from ciflows.bijections.log_det import Exact, LogDet, with_jacobian
 from ciflows.layers import Bijection, InversionError
 from ciflows.networks.lipschitz import LipschitzMLP
 from ciflows.noise import Noise
@@ -115,13 +115,10 @@ class Residual(Bijection):
     def _attach(self, x: Tensor, z: Tensor, context: Tensor | None) -> Tensor:
         """Give the solution its gradient by the implicit function theorem: one Newton step, with
         I + J held fixed."""
-        d = x.shape[-1]
-        identity = torch.eye(d, dtype=x.dtype, device=x.device)[:, None]
         with torch.no_grad():
-            jacobian = self.network(x, identity.expand(d, *x.shape), context)[1]
-            matrix = (identity + jacobian).movedim(0, -1)
+            matrix = with_jacobian(self.network, x, context)[1]
         residual = x + self.network(x, context=context)[0] - z
-        return x - torch.linalg.solve(matrix, residual)
+        return x - torch.linalg.solve(matrix.movedim(0, -1), residual)
 
 
 def _anderson(past_x: list[Tensor], past_r: list[Tensor]) -> Tensor:

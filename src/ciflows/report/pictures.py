@@ -6,7 +6,6 @@ __all__ = ["Picture", "Scale", "densities", "draws", "marginals", "samples", "tr
 
 import base64
 import math
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from ciflows.diagnostics import draws_curve
+from ciflows.files import parse_toml
 from ciflows.report.grids import DensityGrid, Entry, find_window, on_device, shared_top, true_grid
 from ciflows.report.plots import (
     CHART,
@@ -36,11 +36,6 @@ from ciflows.report.plots import (
     draw_samples,
 )
 from ciflows.report.tables import set_number
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 CURVE_POINTS = 250
 MOST_MARGINALS = 12
@@ -194,7 +189,7 @@ def _loss_words(entries: Sequence[Entry]) -> str:
 def _objective(entry: Entry) -> str:
     if entry.flow.exact:
         return "the exact log-likelihood"
-    settings = tomllib.loads(entry.config).get("training", {})
+    settings = parse_toml(entry.config, entry.name).get("training", {})
     if settings.get("objective") == "elbo":
         return "a lower bound from one draw (the ELBO)"
     if "draws" not in settings:
