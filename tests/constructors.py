@@ -16,10 +16,21 @@ from zuko.flows import MaskedAutoregressiveTransform
 from zuko.transforms import MonotonicRQSTransform
 
 from ciflows import Flow, Indexed
-from ciflows.bijections import Affine, Residual, Roulette, Standardise, ZukoBijection
+from ciflows.bijections import (
+    ActNorm,
+    Affine,
+    AutoregressiveSpline,
+    BatchNorm,
+    LULinear,
+    Permutation,
+    Residual,
+    Roulette,
+    Standardise,
+    ZukoBijection,
+)
 from ciflows.densities import ConditionalNormal
 from ciflows.layers import Layer, Shape
-from ciflows.networks import MLP, LipschitzMLP, converge_norms
+from ciflows.networks import MLP, LipschitzMLP, MaskedResidualNet, converge_norms
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -56,12 +67,34 @@ def zuko(features: int, context_features: int = 0, **options: Any) -> ZukoBiject
     return ZukoBijection(transform, features, context_features)
 
 
+def batch_norm(shape: Shape, affine: bool = True) -> BatchNorm:
+    """One that has seen a batch, so that its running averages are not those of the start."""
+    layer = BatchNorm(shape, affine=affine)
+    layer.initialise(torch.randn(*shape) + 2 * torch.randn(50, *shape))
+    return layer
+
+
+def spline(features: int, context_features: int = 0, **options: Any) -> AutoregressiveSpline:
+    """Smooth, so that no unit is dead and every parameter counts."""
+    options = {"hidden": 8, "blocks": 2, "activation": torch.tanh} | options
+    network = MaskedResidualNet(features, 3 * 4 - 1, context_features=context_features, **options)
+    return AutoregressiveSpline(features, network, bins=4, bound=1.5)
+
+
 SPLINE = {"univariate": partial(MonotonicRQSTransform, bound=1.5), "shapes": [(4,), (4,), (3,)]}
 
 
 LAYERS: dict[str, Case] = {
     "affine": Case(lambda: affine(2, 3), (2,), (3,)),
     "standardise": Case(lambda: Standardise(torch.randn(3), 0.5 + torch.rand(3)), (3,)),
+    "actnorm": Case(lambda: ActNorm((3,)), (3,)),
+    "actnorm, images": Case(lambda: ActNorm((3, 4, 4)), (3, 4, 4)),
+    "batch norm": Case(lambda: batch_norm((3,)), (3,)),
+    "batch norm, images": Case(lambda: batch_norm((3, 4, 4)), (3, 4, 4)),
+    "batch norm, not affine": Case(lambda: batch_norm((3,), affine=False), (3,)),
+    "permutation": Case(lambda: Permutation(torch.randperm(5)), (5,)),
+    "LU": Case(lambda: LULinear(5), (5,)),
+    "LU, one feature": Case(lambda: LULinear(1), (1,)),
     "residual": Case(lambda: residual(2), (2,)),
     "residual, one feature": Case(lambda: residual(1), (1,)),
     "residual, twenty features": Case(lambda: residual(20), (20,)),
@@ -72,6 +105,14 @@ LAYERS: dict[str, Case] = {
     "zuko, spline": Case(lambda: zuko(3, **SPLINE), (3,)),
     "zuko, one feature": Case(lambda: zuko(1, **SPLINE), (1,)),
     "zuko, context": Case(lambda: zuko(2, 3), (2,), (3,)),
+    "spline": Case(lambda: spline(3), (3,)),
+    "spline, order": Case(lambda: spline(3, order=[2, 0, 1]), (3,)),
+    "spline, one feature": Case(lambda: spline(1), (1,)),
+    "spline, context": Case(lambda: spline(2, 3), (2,), (3,)),
+    "spline, one feature, context": Case(lambda: spline(1, 3), (1,), (3,)),
+    "spline, dropout": Case(lambda: spline(3, dropout=0.5), (3,)),
+    "spline, ten features": Case(lambda: spline(10, hidden=20, blocks=1), (10,)),
+    "indexed spline": Case(lambda: Indexed(spline(2, 1), normal(1, 2), normal(1, 2)), (2,)),
     "indexed zuko": Case(lambda: Indexed(zuko(2, 1), normal(1, 2), normal(1, 2)), (2,)),
     "indexed affine": Case(lambda: Indexed(affine(2, 1), normal(1, 2), normal(1, 2)), (2,)),
     "indexed affine, context": Case(
@@ -96,10 +137,10 @@ LAYERS: dict[str, Case] = {
 
 
 def build(name: str, seed: int = 0) -> Layer:
-    """A layer from the dictionary, in float64, where no parameter is special."""
+    """A layer from the dictionary, in evaluation mode and float64, where no parameter is special."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return generic(LAYERS[name].make(), size=0.5, seed=seed + 1)
+        return generic(LAYERS[name].make(), size=0.5, seed=seed + 1).eval()
 
 
 def generic(module: M, size: float = 0.3, seed: int = 1) -> M:

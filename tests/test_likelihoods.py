@@ -308,7 +308,7 @@ def test_a_tolerance_that_is_not_met_is_told() -> None:
 def test_rows_and_draws_in_chunks_are_all_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     x = cif().sample(10, seed=0)
     whole = cif().estimate(x, samples=500, seed=0)
-    monkeypatch.setattr("ciflows.flow._rows_at_once", lambda device: 4)
+    monkeypatch.setattr("ciflows.flow._rows_at_once", lambda shape, device: 4)
     parts = cif().estimate(x, samples=500, seed=0)
     assert parts.log_prob.shape == (10,)
     error = (whole.std_error.square() + parts.std_error.square()).sqrt()

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch.distributions import Normal, kl_divergence
 
-from ciflows import Flow, build_model
+from ciflows import Flow, Indexed, build_model
+from ciflows.bijections import Affine
 from ciflows.data import SYNTHETIC
+from ciflows.densities import ConditionalNormal
+from ciflows.diagnostics import round_trip
 from ciflows.errors import UserError
+from ciflows.mixture import Mixture
 from ciflows.models import MODELS
+from ciflows.noise import Noise
 from ciflows.training import TrainingSettings, fit_flow
+from constructors import generic
+
+SIZES = {"layers": 2, "hidden": [16], "scalar_hidden": [16], "components": 3, "tolerance": 1e-3}
+SIZES |= {f"{key}_hidden": [16] for key in ("affine", "prior", "posterior", "gate")}
+EXACT = {name for name in MODELS if not name.startswith("cif-")} - {"vae"}
 
 
-def small(name: str, features: int = 2, context_features: int = 0) -> Flow:
-    return build_model(
-        name, features=features, context_features=context_features, layers=2, hidden=[16], seed=1
-    )
+def small(name: str, features: int = 2, context_features: int = 0, **settings: Any) -> Flow:
+    fields = MODELS[name].settings.model_fields
+    sizes = {key: value for key, value in SIZES.items() if key in fields} | settings
+    return build_model(name, features=features, context_features=context_features, seed=1, **sizes)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_model_trains_scores_and_samples(name: str) -> None:
     points = SYNTHETIC["split-gaussian"].sample(1200, seed=0)
     flow = small(name)
-    assert flow.exact == (not name.startswith("cif-"))
+    assert flow.exact == (name in EXACT)
     before = flow.eval().log_prob(points[1000:], 20, seed=0).mean()
     settings = TrainingSettings(steps=60, batch_size=200, validate_every=30, learning_rate=0.01, draws=2)
     fit_flow(flow, points[:1000], points[1000:], settings)
@@ -48,13 +60,21 @@ def test_model_takes_a_context(name: str) -> None:
     assert flow.sample(4, context=context, seed=0).shape == (4, 5, 2)
 
 
-@pytest.mark.parametrize("name", sorted(set(MODELS) - {"maf", "realnvp"}))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name.endswith("cnf") else ())
+        for name in sorted(set(MODELS) - {"maf", "realnvp"})
+    ],
+)
 def test_one_column_is_no_mere_gaussian(name: str) -> None:
     """Two far modes, of entropy log 2 + log sd + (1 + log 2π)/2; a Gaussian would be far off."""
+    fields = MODELS[name].settings.model_fields
     generator = torch.Generator().manual_seed(0)
     signs = 2.0 * torch.randint(0, 2, (1500, 1), generator=generator) - 1
     points = 2 * signs + 0.3 * torch.randn(1500, 1, generator=generator)
-    flow = build_model(name, features=1, layers=3, hidden=[16, 16], seed=0)
+    larger = {"layers": 3, "hidden": [16, 16], "scalar_hidden": [64, 64]}
+    flow = small(name, 1, **{key: value for key, value in larger.items() if key in fields})
     settings = TrainingSettings(steps=250, batch_size=250, validate_every=50, learning_rate=0.01)
     score = fit_flow(flow, points[:1000], points[1000:], settings).validation
     gaussian = -math.log(points.std().item()) - 0.5 * math.log(2 * math.pi * math.e)
@@ -100,3 +120,114 @@ def test_unknown_names_are_met_with_the_nearest() -> None:
         build_model("cif-mef", features=2)
     with pytest.raises(UserError, match="Did you mean bins"):
         build_model("nsf", features=2, bin=3)
+
+
+def test_a_vae_is_a_cif() -> None:
+    """Section 4.3: one indexed layer with u ~ N(0, I) has the ELBO of the VAE with that decoder."""
+    flow = generic(small("vae", features=3, index_features=2), size=0.2)
+    layer = flow.layers[0]
+    assert isinstance(layer, Indexed)
+    x = torch.randn(7, 3, dtype=torch.float64)
+    encoder, decoder = layer.posterior, layer.family
+    assert isinstance(encoder, ConditionalNormal)
+    assert isinstance(decoder, Affine)
+    mean, log_std = encoder.network(x).chunk(2, dim=-1)
+    noise = torch.randn(5, 7, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    code = mean + log_std.exp() * noise
+    scale, shift = decoder.network(code).chunk(2, dim=-1)
+    likelihood = Normal(-shift, torch.exp(-scale)).log_prob(x).sum(-1)
+    weights = likelihood + Normal(0, 1).log_prob(code).sum(-1)
+    weights = weights - Normal(mean, log_std.exp()).log_prob(code).sum(-1)
+    ours = flow.log_weights(x, 5, noise=Noise.seeded(3))
+    assert torch.allclose(ours, weights, atol=1e-12)
+    divergence = kl_divergence(Normal(mean, log_std.exp()), Normal(0, 1)).sum(-1)
+    many = flow.log_weights(x, 40_000, noise=Noise.seeded(4))
+    code = mean + log_std.exp() * torch.randn(40_000, 7, 2, dtype=torch.float64)
+    scale, shift = decoder.network(code).chunk(2, dim=-1)
+    direct = Normal(-shift, torch.exp(-scale)).log_prob(x).sum(-1) - divergence
+    error = torch.sqrt((many.var(0) + direct.var(0)) / 40_000)
+    assert ((many.mean(0) - direct.mean(0)).abs() < 4 * error).all()
+    assert error.max() < 0.1
+
+
+def test_samples_of_a_vae_follow_its_decoder() -> None:
+    flow = generic(small("vae", features=1, index_features=1))
+    decoder = flow.layers[0].family.network  # type: ignore[union-attr]
+    code = torch.randn(200_000, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    scale, shift = decoder(code).chunk(2, dim=-1)  # type: ignore[operator]
+    direct = -shift + torch.exp(-scale) * torch.randn(200_000, 1, dtype=torch.float64)
+    ours = flow.sample(200_000, seed=1)
+    levels = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    assert torch.allclose(ours.quantile(levels), direct.detach().quantile(levels), atol=0.03)
+
+
+def test_mixture_is_the_sum_over_its_paths() -> None:
+    """Against the definition, component by component, with p(i | z) taken at each component's z."""
+    flow = generic(small("mixture", features=2))
+    mixture, x = flow.base, torch.randn(6, 2, dtype=torch.float64)
+    assert isinstance(mixture, Mixture)
+    total = torch.zeros(6, dtype=torch.float64)
+    for index, layers in enumerate(mixture.components):
+        component = Flow(list(layers))  # type: ignore[arg-type]
+        z = x
+        for layer in layers:  # type: ignore[attr-defined]
+            z = layer.encode(z)[0]
+        share = torch.softmax(mixture.gate(z), dim=-1)[:, index]
+        total = total + component.log_prob(x).exp() * share
+    assert torch.allclose(flow.log_prob(x), total.log(), atol=1e-12)
+
+
+def test_mixture_integrates_to_one_and_samples_follow_it() -> None:
+    flow = generic(small("mixture", features=2), size=0.4).eval()
+    line = torch.linspace(-25, 25, 801, dtype=torch.float64)
+    grid = torch.cartesian_prod(line, line)
+    mass = flow.log_prob(grid).exp() * (line[1] - line[0]) ** 2
+    assert mass.sum().item() == pytest.approx(1, abs=1e-3)
+    left = mass[grid[:, 0] < 0].sum().item()
+    samples = flow.sample(20_000, seed=0)
+    assert (samples[:, 0] < 0).double().mean().item() == pytest.approx(left, abs=0.015)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dropout": 0.1}, "residual=true"),
+        ({"residual": True, "hidden": [8, 16]}, "equal hidden sizes"),
+        ({"residual": True, "coupling": True}, "coupling=false"),
+    ],
+)
+def test_splines_that_do_not_go_together_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        small("nsf", **settings)
+
+
+@pytest.mark.parametrize("name", ["nsf", "cif-nsf"])
+def test_durkans_splines_train_with_dropout(name: str) -> None:
+    points = SYNTHETIC["split-gaussian"].sample(1200, seed=0)
+    flow = small(name, residual=True, linear=True, dropout=0.1, hidden=[16, 16])
+    before = flow.eval().log_prob(points[1000:], 20, seed=0).mean()
+    settings = TrainingSettings(
+        steps=100, batch_size=200, validate_every=50, learning_rate=0.01, draws=2
+    )
+    fit_flow(flow, points[:1000], points[1000:], settings)
+    assert flow.log_prob(points[1000:], 20, seed=0).mean() > before + 0.2
+    x = points[:50].double()
+    assert round_trip(flow.double(), x).whole < 1e-9
+
+
+def test_batch_norm_trains_and_is_for_plain_flows_alone() -> None:
+    points = SYNTHETIC["split-gaussian"].sample(1200, seed=0)
+    flow = small("maf", batch_norm=True)
+    settings = TrainingSettings(steps=200, batch_size=200, validate_every=50, learning_rate=0.01)
+    outcome = fit_flow(flow, points[:1000], points[1000:], settings)
+    plain = small("maf")
+    assert outcome.validation > fit_flow(plain, points[:1000], points[1000:], settings).validation - 0.1
+    with pytest.raises(UserError, match="no setting 'batch_norm'"):
+        small("cif-maf", batch_norm=True)
+
+
+def test_index_is_a_quarter_of_the_features() -> None:
+    for features, size in ((1, 1), (2, 1), (6, 2), (8, 2), (21, 5), (63, 16)):
+        layer = small("cif-maf", features).layers[1]
+        assert isinstance(layer, Indexed)
+        assert layer.prior.shape == (size,)

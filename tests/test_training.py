@@ -14,6 +14,7 @@ import ciflows
 from ciflows import Flow
 from ciflows.data import SYNTHETIC
 from ciflows.errors import UserError
+from ciflows.models import MODELS
 from ciflows.objectives import ELBO
 from ciflows.training import TrainingSettings, fit_flow, loop
 from ciflows.training.checkpoint import Checkpoints, load_tensors, save_tensors
@@ -208,6 +209,75 @@ def test_hopeless_loss_stops_with_the_best_weights(
     assert math.isfinite(outcome.validation)
 
 
+def test_last_weights_are_kept_where_asked_for(data: tuple[Tensor, Tensor]) -> None:
+    wild = {"steps": 100, "learning_rate": 0.2, "schedule": "constant", "validate_every": 10}
+    scores = {}
+    for keep in ("best", "last"):
+        flow, listener = small(), Listener()
+        outcome = fit_flow(
+            flow, *data, QUICK.model_copy(update={**wild, "keep": keep}), monitor=listener
+        )
+        heard = [values["validation"] for _, values in listener.rows if "validation" in values]
+        assert outcome.validation == max(heard) > heard[-1]
+        scores[keep] = flow.log_prob(data[1], QUICK.validation_samples, seed=loop.VALIDATION_SEED).mean()
+    assert scores["best"].item() == pytest.approx(max(heard), abs=1e-5)
+    assert scores["last"].item() == pytest.approx(heard[-1], abs=1e-5)
+
+
+def test_averaged_weights_are_those_of_the_last_steps(data: tuple[Tensor, Tensor]) -> None:
+    """With a decay of 0.5 after three steps: half the last weights, a quarter of those before, ..."""
+    from ciflows.noise import Noise
+    from ciflows.training.step import Step
+
+    flow = small().train()
+    step = Step(flow, QUICK.model_copy(update={"average": 0.5}), Noise())
+    start = [p.detach().clone() for p in flow.parameters()]
+    expected = start
+    for _ in range(3):
+        step(data[0][:100])
+        expected = [(e + p.detach()) / 2 for e, p in zip(expected, flow.parameters(), strict=True)]
+    last = [p.detach().clone() for p in flow.parameters()]
+    with step.averaged():
+        pairs = zip(flow.parameters(), expected, strict=True)
+        assert all(torch.allclose(p, e, atol=1e-6) for p, e in pairs)
+    assert all(torch.equal(p, e) for p, e in zip(flow.parameters(), last, strict=True))
+
+
+def test_averages_are_kept_and_resumed(
+    data: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = QUICK.model_copy(update={"average": 0.9})
+    straight = small()
+    outcome = fit_flow(straight, *data, settings, seed=5)
+    score = straight.log_prob(data[1], QUICK.validation_samples, seed=loop.VALIDATION_SEED).mean()
+    assert score.item() == pytest.approx(outcome.validation, abs=1e-5)
+    checkpoints = Checkpoints(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingSettings, "make_objective", lambda _: Interrupted(120))
+        with pytest.raises(KeyboardInterrupt):
+            fit_flow(small(), *data, settings, seed=5, checkpoints=checkpoints)
+    resumed = small()
+    fit_flow(resumed, *data, settings, seed=5, checkpoints=checkpoints)
+    for name, value in straight.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+
+
+def test_weight_decay_makes_weights_smaller(data: tuple[Tensor, Tensor]) -> None:
+    sizes = []
+    for decay in (0.0, 1.0):
+        flow = small("maf")
+        fit_flow(flow, *data, QUICK.model_copy(update={"weight_decay": decay}))
+        sizes.append(sum(p.square().sum().item() for p in flow.parameters()))
+    assert sizes[1] < 0.9 * sizes[0]
+
+
+def test_validation_looks_at_so_many_points(data: tuple[Tensor, Tensor]) -> None:
+    training = loop._Training(
+        small(), *data, QUICK.model_copy(update={"validation_points": 30}), 0, None, None
+    )
+    assert torch.equal(training.validation, data[1][:30])
+
+
 def test_patience_ends_training_with_the_best_weights(data: tuple[Tensor, Tensor]) -> None:
     wild = QUICK.model_copy(
         update={"steps": 5000, "learning_rate": 0.5, "validate_every": 10, "patience": 3}
@@ -280,8 +350,11 @@ def test_checkpoint_of_another_model_is_refused(data: tuple[Tensor, Tensor], tmp
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("objective", ["elbo", "iwae", "dreg"])
-def test_captured_step_equals_the_plain_one(objective: str, data: tuple[Tensor, Tensor]) -> None:
+@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("objective", ["elbo", "dreg"])
+def test_captured_step_equals_the_plain_one(
+    objective: str, name: str, data: tuple[Tensor, Tensor]
+) -> None:
     from ciflows.noise import Noise
     from ciflows.training.step import CapturedStep, Step
 
@@ -289,7 +362,7 @@ def test_captured_step_equals_the_plain_one(objective: str, data: tuple[Tensor, 
     batch = data[0][:100].cuda()
     losses = []
     for kind in (Step, CapturedStep):
-        flow = small().cuda().train()
+        flow = small(name).cuda().train()
         noise = Noise(torch.Generator("cuda").manual_seed(0))
         step = (
             kind(flow, settings, noise, batch) if kind is CapturedStep else kind(flow, settings, noise)

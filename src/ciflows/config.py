@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["RunConfig", "presets", "read_config", "read_overrides", "resolve"]
+__all__ = ["RunConfig", "place_settings", "presets", "read_config", "read_overrides", "resolve"]
 
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -20,6 +20,7 @@ from ciflows.training import EvaluationSettings, TrainingSettings
 
 SECTIONS = ("architecture", "training", "evaluation")
 NAMES = ("data", "model", "seed")
+PER_DATA = ("grid", "paper")  # what an experiment says of a data set beside the settings for it
 
 
 class RunConfig(Settings):
@@ -75,6 +76,28 @@ def read_overrides(model: str, overrides: Sequence[str], others: Sequence[str] =
         overrides: The words.
         others: Models that the same words are for too: what only those have is passed over here.
     """
+    values: dict[str, Any] = {}
+    for word in overrides:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise UserError(f"--set {word}: write it as key=value.")
+        if key == "seed":
+            raise UserError("--set seed: use --seed for the run's seed, or evaluation.seed=… .")
+        values[key] = _parse_value(text)
+    return place_settings(model, values, others, "--set")
+
+
+def place_settings(
+    model: str, settings: Mapping[str, Any], others: Sequence[str] = (), where: str = "settings"
+) -> dict[str, Any]:
+    """Put settings into the sections they belong to; `section.key` names its own.
+
+    Arguments:
+        model: The model they are for.
+        settings: Values by key.
+        others: Models that the same settings are for too: what only those have is passed over here.
+        where: Where they come from, for the error.
+    """
     fields = {
         "architecture": get_model(model).settings.model_fields,
         "training": TrainingSettings.model_fields,
@@ -82,19 +105,14 @@ def read_overrides(model: str, overrides: Sequence[str], others: Sequence[str] =
     }
     elsewhere = {key for other in others for key in get_model(other).settings.model_fields}
     values: dict[str, Any] = {}
-    for word in overrides:
-        key, equals, text = word.partition("=")
+    for key, value in settings.items():
         section, _, name = key.rpartition(".")
-        if not equals:
-            raise UserError(f"--set {word}: write it as key=value.")
-        if key == "seed":
-            raise UserError("--set seed: use --seed for the run's seed, or evaluation.seed=… .")
         places = [s for s in SECTIONS if name in fields[s] and section in ("", s)]
         if places:
-            values.setdefault(places[0], {})[name] = _parse_value(text)
+            values.setdefault(places[0], {})[name] = value
         elif not (name in elsewhere and section in ("", "architecture")):
             known = [f for s in SECTIONS for f in fields[s]]
-            raise UserError(f"--set {word}: {model} has no setting {key!r}. {nearest(name, known)}")
+            raise UserError(f"{where} {key}: {model} has no setting {key!r}. {nearest(name, known)}")
     return values
 
 
@@ -106,10 +124,11 @@ def resolve(
 ) -> RunConfig:
     """Lay configurations over each other, the last one on top, and check the whole.
 
-    A table inside [architecture] that bears a model's name counts for that model alone.
+    A table inside [architecture] that bears a model's name counts for that model alone, and one inside
+    [on] that bears a data set's name for that data set alone.
     """
     merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    for layer in layers:
+    for layer in (part for whole in layers for part in (whole, whole.get("on", {}).get(data, {}))):
         for section in SECTIONS:
             values = layer.get(section, {})
             merged[section] |= {key: value for key, value in values.items() if key not in MODELS}
@@ -131,10 +150,14 @@ def resolve(
 
 def _check_keys(values: dict[str, Any], where: str) -> dict[str, Any]:
     for key, value in values.items():
-        if key not in (*SECTIONS, *NAMES):
-            raise UserError(f"{where}: no section [{key}]. {nearest(key, SECTIONS)}")
-        if (key in SECTIONS) != isinstance(value, dict):
+        if key not in (*SECTIONS, *NAMES, "on"):
+            raise UserError(f"{where}: no section [{key}]. {nearest(key, (*SECTIONS, 'on'))}")
+        if (key not in NAMES) != isinstance(value, dict):
             raise UserError(f"{where}: {key} = {value!r} is not what belongs there.")
+    for name, table in values.get("on", {}).items():
+        for key, value in table.items() if isinstance(table, dict) else {name: table}.items():
+            if key not in (*SECTIONS, *PER_DATA) or not isinstance(value, dict):
+                raise UserError(f"{where}: [on.{name}] takes tables: {', '.join(SECTIONS + PER_DATA)}.")
     for key, value in values.get("architecture", {}).items():
         if isinstance(value, dict) != (key in MODELS):
             raise UserError(f"{where}: [architecture.{key}]: {nearest(key, MODELS)}")

@@ -39,6 +39,11 @@ class Density(nn.Module, ABC):
         """Whether `log_weight` carries noise that may not enter a log-mean-exp over draws."""
         return False
 
+    @property
+    def pure(self) -> tuple[str, ...]:
+        """Methods that are arithmetic alone, without draws, so that they can be compiled."""
+        return ()
+
     @abstractmethod
     def log_weight(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
         """The log (*) of an unbiased estimate of p(x | context), from one draw; exact where `exact`."""
@@ -57,9 +62,14 @@ class Density(nn.Module, ABC):
         leading: torch.Size | tuple[int, ...],
         context: Tensor | None = None,
         noise: Noise | None = None,
+        shift: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Draw x differentiably, with its log-density (*leading); for exact densities alone."""
+        """Draw x differentiably, with its log-density (*leading); for exact densities alone.
+
+        A shift (*leading, *shape) is added to x before its log-density is taken.
+        """
         x = self.draw(leading, context, noise)
+        x = x if shift is None else x + shift
         return x, self.log_weight(x, context, noise)
 
 
@@ -109,9 +119,13 @@ class ConditionalNormal(Density):
         super().__init__((features,), (context_features,))
         self.network = network
 
+    @property
+    def pure(self) -> tuple[str, ...]:
+        return ("_log_prob", "_place")
+
     def log_weight(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
         check_shape(x, self.shape, "ConditionalNormal")
-        return _log_normal(x, *self._moments(context))
+        return self._log_prob(x, self._check_context(context))
 
     def draw(
         self,
@@ -126,19 +140,27 @@ class ConditionalNormal(Density):
         leading: torch.Size | tuple[int, ...],
         context: Tensor | None = None,
         noise: Noise | None = None,
+        shift: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        mean, log_std = self._moments(context)
-        epsilon = (noise or Noise()).normal((*leading, *self.shape), like=mean)
+        context = self._check_context(context)
+        epsilon = (noise or Noise()).normal((*leading, *self.shape), like=context)
+        return self._place(epsilon, context, shift)
+
+    def _log_prob(self, x: Tensor, context: Tensor) -> Tensor:
+        return _log_normal(x, *self.network(context).chunk(2, dim=-1))
+
+    def _place(self, epsilon: Tensor, context: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor]:
+        mean, log_std = self.network(context).chunk(2, dim=-1)
         x = mean + torch.exp(log_std) * epsilon
-        # by the same arithmetic as log_weight, so that equal p and q cancel to the last digit
+        x = x if shift is None else x + shift
+        # by the same arithmetic as _log_prob, so that equal p and q cancel to the last digit
         return x, _log_normal(x, mean, log_std)
 
-    def _moments(self, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _check_context(self, context: Tensor | None) -> Tensor:
         if context is None or self.context_shape is None:
             raise ValueError(f"ConditionalNormal: needs a context (*, {self.context_shape}).")
         check_shape(context, self.context_shape, "ConditionalNormal, context")
-        mean, log_std = self.network(context).chunk(2, dim=-1)
-        return mean, log_std
+        return context
 
 
 def _log_normal(x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:

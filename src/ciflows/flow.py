@@ -70,7 +70,18 @@ class Flow(Density):
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(tensor.dtype for tensor in [*self.parameters(), *self.buffers()])
+        tensors = [*self.parameters(), *self.buffers()]
+        return next(tensor.dtype for tensor in tensors if tensor.is_floating_point())
+
+    @torch.no_grad()
+    def initialise(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> None:
+        """Let every layer set what depends on data from a first batch (*, shape)."""
+        noise = noise or Noise()
+        for layer in cast(Sequence[Layer], self.layers):
+            layer.initialise(x, context)
+            x, _ = layer.encode(x, context, noise)
+        if isinstance(self.base, Flow):
+            self.base.initialise(x, context, noise)
 
     # -- differentiable: what training uses ---------------------------------------------------------
 
@@ -173,7 +184,7 @@ class Flow(Density):
         self._check_context(context)
         if context is not None and self.context_shape is not None:
             each = tuple(context.shape[: context.ndim - len(self.context_shape)])
-        step = max(1, _rows_at_once(self.device) // max(1, torch.Size(each).numel()))
+        step = max(1, _rows_at_once(self.shape, self.device) // max(1, torch.Size(each).numel()))
         sizes = [min(step, n - start) for start in range(0, n, step)]
         return torch.cat([self.draw((size, *each), context, noise) for size in sizes])
 
@@ -232,7 +243,7 @@ class Flow(Density):
         if first == len(parts):
             yield shared.expand(samples, *leading)
             return
-        step = max(1, _rows_at_once(x.device) // max(1, leading.numel()))
+        step = max(1, _rows_at_once(self.shape, x.device) // max(1, leading.numel()))
         step = samples if torch.is_grad_enabled() else step
         for start in range(0, samples, step):
             k = min(step, samples - start)
@@ -242,7 +253,7 @@ class Flow(Density):
     def _estimate_rows(
         self, rows: Tensor, samples: int, context: Tensor | None, noise: Noise
     ) -> Iterator[Estimate]:
-        step = _rows_at_once(rows.device)
+        step = _rows_at_once(self.shape, rows.device)
         for start in range(0, max(1, len(rows)), step):
             some = slice(start, start + step)
             given = None if context is None else context[some]
@@ -298,9 +309,12 @@ class Flow(Density):
         return Estimate(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def _rows_at_once(device: torch.device) -> int:
-    """How many rows to push through the layers together: enough to be quick, few enough to fit."""
-    return 2**18 if device.type == "cuda" else 2**11
+def _rows_at_once(shape: Shape, device: torch.device) -> int:
+    """How many rows to push through the layers together: enough to be quick, few enough to fit.
+
+    A residual block carries a tangent for each feature, so that a row costs as many.
+    """
+    return max(1, 2**20 // (1 + torch.Size(shape).numel())) if device.type == "cuda" else 2**11
 
 
 def _check_samples(samples: int) -> None:

@@ -7,11 +7,14 @@ A flow is a flat list of layers. Each maps the data side to the noise side and b
 with one promise: p(z) exp(log_weight) is an unbiased estimate of p(x). For a bijection it is exact and
 log_weight is the log-determinant log|det Dz/Dx|; for an indexed layer it holds on average over its draw
 of u (the paper's Algorithm 1).
+
+What a layer takes from data at the start, such as a normalisation, it takes in `initialise`, never in
+`encode`.
 """
 
 from __future__ import annotations
 
-__all__ = ["Bijection", "InversionError", "Layer", "Shape", "check_shape", "join"]
+__all__ = ["Bijection", "InversionError", "Layer", "Shape", "check_order", "check_shape", "join"]
 
 from abc import ABC, abstractmethod
 
@@ -32,6 +35,12 @@ def check_shape(value: Tensor, shape: Shape, what: str) -> None:
     if value.ndim < len(shape) or tuple(value.shape[value.ndim - len(shape) :]) != shape:
         wanted = ", ".join(["*", *map(str, shape)])
         raise ValueError(f"{what}: expected shape ({wanted}); got {tuple(value.shape)}.")
+
+
+def check_order(order: Tensor, what: str) -> None:
+    """Refuse indices (d,) that do not name each of 0, ..., d - 1 once."""
+    if order.ndim != 1 or sorted(order.tolist()) != list(range(len(order))) or not len(order):
+        raise ValueError(f"{what}: expected each of 0, ..., d - 1 once; got {order.tolist()}.")
 
 
 def join(first: Tensor, second: Tensor | None) -> Tensor:
@@ -80,6 +89,11 @@ class Layer(nn.Module, ABC):
         """
         return False
 
+    @property
+    def pure(self) -> tuple[str, ...]:
+        """Methods that are arithmetic alone, without draws, so that they can be compiled."""
+        return ()
+
     def encode(
         self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -92,6 +106,14 @@ class Layer(nn.Module, ABC):
         context = self._check(z, self.noise_shape, context)
         return self._decode(z, context, noise or Noise())
 
+    def initialise(self, x: Tensor, context: Tensor | None = None) -> None:
+        """Set what depends on data from a first batch x (*, shape); most layers have nothing to set."""
+        context = self._check(x, self.shape, context)
+        if x.numel() == 0:
+            raise ValueError(f"{type(self).__name__}: a batch without rows gives it no start.")
+        with torch.no_grad():
+            self._initialise(x, context)
+
     def _check(self, value: Tensor, shape: Shape, context: Tensor | None) -> Tensor | None:
         name = type(self).__name__
         check_shape(value, shape, name)
@@ -101,6 +123,9 @@ class Layer(nn.Module, ABC):
             raise ValueError(f"{name}: needs a context of shape (*, {self.context_shape}).")
         check_shape(context, self.context_shape, f"{name}, context")
         return context
+
+    def _initialise(self, x: Tensor, context: Tensor | None) -> None:
+        return
 
     @abstractmethod
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]: ...

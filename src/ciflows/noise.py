@@ -41,6 +41,10 @@ class Noise:
         """Standard normal numbers with the type and device of `like`."""
         return torch.randn(tuple(shape), dtype=like.dtype, device=like.device, generator=self.generator)
 
+    def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Numbers uniform on [0, 1) with the type and device of `like`."""
+        return torch.rand(tuple(shape), dtype=like.dtype, device=like.device, generator=self.generator)
+
     def geometric(self, p: float) -> int:
         """A draw from P(n) = p (1 - p)^(n - 1) on n = 1, 2, ..."""
         device = self.generator.device if self.generator is not None else "cpu"

@@ -125,8 +125,7 @@ class _PathDraw(nn.Module):
     def forward(
         self, leading: torch.Size, context: Tensor, tape: _Tape, path: Tensor
     ) -> tuple[Tensor, Tensor]:
-        u = self.density.draw(leading, context, tape) + (path - path.detach())
-        return u, self.density.log_weight(u, context)
+        return self.density.draw_with_log_prob(leading, context, tape, shift=path - path.detach())
 
 
 def _refuse_noise(flow: Flow) -> None:

@@ -32,6 +32,10 @@ class Affine(Bijection):
         super().__init__((features,), context_shape=(context_features,))
         self.network = network
 
+    @property
+    def pure(self) -> tuple[str, ...]:
+        return ("_encode",)
+
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
         s, t = self.network(context).chunk(2, dim=-1)
         z = torch.exp(s) * (x + t)

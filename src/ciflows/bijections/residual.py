@@ -55,6 +55,10 @@ class Residual(Bijection):
         return self._log_det.noisy
 
     @property
+    def pure(self) -> tuple[str, ...]:
+        return () if self.noisy else ("_encode",)
+
+    @property
     def _log_det(self) -> LogDet:
         return self.training_log_det if self.training else self.log_det
 

@@ -21,6 +21,7 @@ class ZukoBijection(Bijection):
         transform: A lazy transform that was built for `features` and `context_features`.
         features: Size of x. (Zuko itself would accept a wrong one in silence.)
         context_features: Size of the context; 0 for none.
+        compiles: Whether torch compiles the transform well: where it has no loops or solvers of its own.
 
     Example:
         >>> import torch
@@ -32,12 +33,26 @@ class ZukoBijection(Bijection):
         True
     """
 
-    def __init__(self, transform: LazyTransform, features: int, context_features: int = 0) -> None:
+    def __init__(
+        self,
+        transform: LazyTransform,
+        features: int,
+        context_features: int = 0,
+        compiles: bool = False,
+    ) -> None:
         super().__init__((features,), context_shape=(context_features,) if context_features else None)
         self.transform = transform
+        self.compiles = compiles
+
+    @property
+    def pure(self) -> tuple[str, ...]:
+        return ("_encode",) if self.compiles else ()
 
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
-        z, log_det = self.transform(context).call_and_ladj(x)
+        transform = self.transform(context)
+        z, log_det = transform.call_and_ladj(x)
+        if transform.domain.event_dim == 0:  # feature by feature: a term for each
+            log_det = log_det.sum(-1)
         return z, log_det.expand(z.shape[:-1])
 
     def _decode(self, z: Tensor, context: Tensor | None, noise: Noise) -> Tensor:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ciflows.bijections import Affine
 from ciflows.densities import ConditionalNormal
-from ciflows.indexed import Indexed, interleave
+from ciflows.indexed import Indexed
 from ciflows.layers import Bijection, Layer
 from ciflows.networks import MLP
 from ciflows.settings import Settings, Sizes
@@ -19,7 +19,9 @@ from ciflows.settings import Settings, Sizes
 class IndexSettings(Settings):
     """Settings of the indices of a CIF over vectors."""
 
-    index_features: int = Field(1, ge=1, description="size of each layer's index u")
+    index_features: int | None = Field(
+        None, ge=1, description="size of each layer's index u; about a quarter of the features if none"
+    )
     affine_hidden: Sizes = Field([64, 64], description="hidden sizes of the network of s and t")
     prior_hidden: Sizes = Field([64, 64], description="hidden sizes of the network of p(u|z)")
     posterior_hidden: Sizes = Field([64, 64], description="hidden sizes of the network of q(u|x)")
@@ -34,7 +36,7 @@ def indexed_affine(features: int, context_features: int, settings: IndexSettings
         settings: Sizes of the index and of the three networks.
     """
     given = features + context_features
-    index = settings.index_features
+    index = settings.index_features or max(1, round(features / 4))
     return Indexed(
         family=Affine(
             features,
@@ -53,9 +55,12 @@ def indexed_affine(features: int, context_features: int, settings: IndexSettings
 
 
 def with_index(
-    bijections: Sequence[Bijection], features: int, context_features: int, settings: Settings
+    steps: Sequence[Sequence[Bijection]], features: int, context_features: int, settings: Settings
 ) -> list[Layer]:
-    """The layers of a model: bijections, each followed by an index where the settings have one."""
-    if isinstance(settings, IndexSettings):
-        return interleave(bijections, lambda _: indexed_affine(features, context_features, settings))
-    return list(bijections)
+    """The layers of a model: steps of bijections, each followed by an index where settings have one."""
+    layers: list[Layer] = []
+    for step in steps:
+        layers += step
+        if isinstance(settings, IndexSettings):
+            layers.append(indexed_affine(features, context_features, settings))
+    return layers

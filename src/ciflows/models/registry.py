@@ -11,7 +11,8 @@ import torch
 
 from ciflows.errors import UserError, nearest
 from ciflows.flow import Flow
-from ciflows.models import autoregressive, resflow
+from ciflows.models import autoregressive, identity, mixture, resflow, zuko
+from ciflows.models.indices import IndexSettings
 from ciflows.settings import Settings, parse_settings
 
 
@@ -29,46 +30,109 @@ class Model(NamedTuple):
     build: Callable[[int, int, Any], Flow]
 
 
+def _pair(
+    name: str,
+    summary: str,
+    build: Callable[[int, int, Any], Flow],
+    settings: type[Settings],
+    indexed: type[Settings] | None = None,
+) -> dict[str, Model]:
+    """A flow, and the same one with an index after each layer (`indexed`: its settings, if others)."""
+    kind = indexed or settings
+    doc = f"{(kind.__doc__ or '').rstrip('.')}, with an index after each layer."
+    both = type(f"CIF{kind.__name__}", (kind, IndexSettings), {"__doc__": doc, "__module__": __name__})
+    return {
+        name: Model(summary, settings, build),
+        f"cif-{name}": Model(f"{name} with a continuous index after each layer", both, build),
+    }
+
+
 MODELS: dict[str, Model] = {
-    "resflow": Model(
-        "residual flow: blocks x + g(x) with Lip g < 1; exact likelihoods",
+    **_pair(
+        "resflow",
+        "residual flow: blocks x + g(x) with Lip g < 1; samples by iteration",
+        resflow.build,
         resflow.ResFlowSettings,
-        resflow.build,
     ),
-    "cif-resflow": Model(
-        "residual flow with a continuous index after each block (the paper's CIF-ResFlow)",
-        resflow.CIFResFlowSettings,
-        resflow.build,
-    ),
-    "maf": Model(
+    **_pair(
+        "maf",
         "masked autoregressive flow; samples in as many passes as features",
+        autoregressive.build,
+        autoregressive.PlainMAFSettings,
         autoregressive.MAFSettings,
-        autoregressive.build,
     ),
-    "cif-maf": Model(
-        "masked autoregressive flow with a continuous index after each layer",
-        autoregressive.CIFMAFSettings,
+    **_pair(
+        "nsf",
+        "neural spline flow; samples in as many passes as features, coupling=true in two",
         autoregressive.build,
-    ),
-    "nsf": Model(
-        "neural spline flow, autoregressive or coupling; the latter is quick to sample",
         autoregressive.NSFSettings,
-        autoregressive.build,
     ),
-    "cif-nsf": Model(
-        "neural spline flow with a continuous index after each layer",
-        autoregressive.CIFNSFSettings,
-        autoregressive.build,
-    ),
-    "realnvp": Model(
+    **_pair(
+        "realnvp",
         "affine couplings; quick both ways",
+        autoregressive.build,
         autoregressive.RealNVPSettings,
-        autoregressive.build,
     ),
-    "cif-realnvp": Model(
-        "affine couplings with a continuous index after each",
-        autoregressive.CIFRealNVPSettings,
-        autoregressive.build,
+    "cif-id-1": Model(
+        "the paper's ablation: f the identity, z = x + u",
+        identity.Id1Settings,
+        identity.build_sum,
+    ),
+    "cif-id-2": Model(
+        "the paper's ablation: f the identity, z = x + t(u)",
+        identity.Id2Settings,
+        identity.build_translation,
+    ),
+    "cif-id-3": Model(
+        "the paper's ablation: f the identity, z = e^s(u) (x + t(u))",
+        identity.Id3Settings,
+        identity.build_affine,
+    ),
+    "vae": Model(
+        "variational autoencoder: a CIF of one layer whose index does not depend on z",
+        identity.VAESettings,
+        identity.build_vae,
+    ),
+    "mixture": Model(
+        "mixture of masked autoregressive flows: one layer with a discrete index, summed exactly",
+        mixture.MixtureSettings,
+        mixture.build,
+    ),
+    **_pair(
+        "naf",
+        "neural autoregressive flow; samples by bisection, right within [-10, 10]",
+        zuko.build_naf,
+        zuko.NAFSettings,
+    ),
+    **_pair(
+        "unaf",
+        "unconstrained neural autoregressive flow; samples by bisection, right within [-10, 10]",
+        zuko.build_unaf,
+        zuko.NAFSettings,
+    ),
+    **_pair(
+        "sospf",
+        "sums of squared polynomials; samples by bisection, right within [-10, 10]",
+        zuko.build_sospf,
+        zuko.SOSPFSettings,
+    ),
+    **_pair(
+        "bpf",
+        "Bernstein polynomials; samples by bisection",
+        zuko.build_bpf,
+        zuko.BPFSettings,
+    ),
+    **_pair(
+        "gf",
+        "Gaussianization flow: feature by feature, with rotations between; samples by bisection",
+        zuko.build_gf,
+        zuko.GFSettings,
+    ),
+    **_pair(
+        "cnf",
+        "continuous flow: solves a differential equation for each point, slow both ways",
+        zuko.build_cnf,
+        zuko.CNFSettings,
     ),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CIFResFlowSettings", "ResFlowSettings", "build"]
+__all__ = ["ResFlowSettings", "build"]
 
 from typing import Literal
 
@@ -10,8 +10,7 @@ from pydantic import Field
 
 from ciflows.bijections import Residual, Roulette
 from ciflows.flow import Flow
-from ciflows.layers import Bijection
-from ciflows.models.indices import IndexSettings, with_index
+from ciflows.models.indices import with_index
 from ciflows.networks import LipschitzMLP
 from ciflows.settings import Settings, Sizes
 
@@ -27,17 +26,15 @@ class ResFlowSettings(Settings):
     )
 
 
-class CIFResFlowSettings(ResFlowSettings, IndexSettings):
-    """Settings of a residual flow with an index after each block."""
-
-
 def build(features: int, context_features: int, settings: ResFlowSettings) -> Flow:
     """Build the flow: blocks alone, or each followed by an indexed affine map."""
-    blocks: list[Bijection] = [
-        Residual(
-            LipschitzMLP(features, settings.hidden, settings.kappa, context_features),
-            training_log_det=Roulette() if settings.log_det == "roulette" else None,
-        )
+    blocks = [
+        [
+            Residual(
+                LipschitzMLP(features, settings.hidden, settings.kappa, context_features),
+                training_log_det=Roulette() if settings.log_det == "roulette" else None,
+            )
+        ]
         for _ in range(settings.layers)
     ]
     return Flow(with_index(blocks, features, context_features, settings))

@@ -7,7 +7,7 @@ __all__ = ["MLP"]
 import itertools
 from collections.abc import Callable, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 
 class MLP(nn.Sequential):
@@ -43,3 +43,8 @@ class MLP(nn.Sequential):
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
         super().__init__(*modules, last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for module in self:  # spelt out: torch does not compile the forward of its own containers
+            x = module(x)
+        return x

@@ -109,7 +109,7 @@ class _Training:
         device = flow.device
         self.flow, self.settings, self.seed = flow, settings, seed
         self.train = train.to(device, flow.dtype)
-        self.validation = validation.to(device, flow.dtype)
+        self.validation = validation[: settings.validation_points].to(device, flow.dtype)
         self.checkpoints, self.monitor = checkpoints, monitor or Monitor()
         self.batch_size = min(settings.batch_size, len(train))
         self.generator = torch.Generator(device).manual_seed(seed)
@@ -122,9 +122,9 @@ class _Training:
         """Train to the end; what an interruption finds is saved, so that training can go on."""
         self.started = saved = time.monotonic()
         self.flow.train()
-        self.step = make_step(
-            self.flow, self.settings, Noise(self.generator), self.train[: self.batch_size]
-        )
+        first = self.train[: self.batch_size]
+        self.flow.initialise(first, noise=Noise.seeded(self.seed, first.device))
+        self.step = make_step(self.flow, self.settings, Noise(self.generator), first)
         self._resume()
         progress = self.progress
         good = self._state()
@@ -221,15 +221,17 @@ class _Training:
         """Validation log-likelihood of the weights as they are; the best are kept."""
         progress = self.progress
         self.flow.eval()
-        converge_norms(self.flow)
-        estimate = self.flow.estimate(
-            self.validation, self.settings.validation_samples, seed=VALIDATION_SEED
-        )
+        with self.step.averaged():
+            converge_norms(self.flow)
+            estimate = self.flow.estimate(
+                self.validation, self.settings.validation_samples, seed=VALIDATION_SEED
+            )
+            score = estimate.log_prob.mean().item()
+            if score > progress.best or self.settings.keep == "last":
+                self.best = _copy(self.flow.state_dict())
         self.flow.train()
-        score = estimate.log_prob.mean().item()
         if score > progress.best:
             progress.best, progress.stale = score, 0
-            self.best = _copy(self.flow.state_dict())
         else:
             progress.stale += 1
         return score
@@ -245,7 +247,7 @@ class _Training:
     def _tensors(self) -> dict[str, Tensor]:
         """The tensors that a step changes, under names that do not depend on the device."""
         weights = {f"flow.{name}": value for name, value in self.flow.state_dict().items()}
-        return weights | {f"optimizer.{k}": value for k, value in self.step.moments().items()}
+        return weights | self.step.state()
 
     @torch.no_grad()
     def _put_back(self, tensors: dict[str, Tensor]) -> None:

@@ -21,6 +21,9 @@ class TrainingSettings(Settings):
     schedule: Literal["cosine", "constant"] = Field(
         "cosine", description="how the step size goes: down to 0 along a cosine, or not at all"
     )
+    weight_decay: float = Field(
+        0.0, ge=0, description="share of each weight taken off per step, times the step size (AdamW)"
+    )
     clip: float = Field(1.0, gt=0, description="largest norm of the whole gradient; inf for none")
     objective: Literal["elbo", "iwae", "dreg"] = Field(
         "dreg", description="what is maximised; for a plain flow all three are its log-likelihood"
@@ -31,6 +34,15 @@ class TrainingSettings(Settings):
     )
     validate_every: int = Field(500, ge=1, description="steps between validations")
     validation_samples: int = Field(20, ge=1, description="draws for each validation point")
+    validation_points: int = Field(
+        10_000, ge=1, description="validation points looked at, the same ones each time"
+    )
+    keep: Literal["best", "last"] = Field(
+        "best", description="which weights to end with: those best in validation, or the last ones"
+    )
+    average: float = Field(
+        0.0, ge=0, lt=1, description="validate and keep weights averaged with this decay; 0 for none"
+    )
     patience: int | None = Field(
         None, ge=1, description="stop after so many validations without a better one; or never"
     )

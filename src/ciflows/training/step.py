@@ -6,19 +6,23 @@ __all__ = ["CapturedStep", "Step", "make_step"]
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ciflows.bijections.log_det import ELIMINATION_LIMIT
+from ciflows.densities import Density
 from ciflows.flow import Flow
-from ciflows.networks import LipschitzMLP, update_norms
+from ciflows.layers import Layer
+from ciflows.networks import update_norms
 from ciflows.noise import Noise
 from ciflows.objectives import Objective
 from ciflows.training.settings import TrainingSettings
 
 WARM_UPS = 3
+TOLERANCE = 0.01
 
 
 class Step:
@@ -36,11 +40,16 @@ class Step:
         self.objective: Objective = settings.make_objective()
         self.clip = settings.clip
         self.power_iterations = settings.power_iterations
+        self.decay = settings.average
         self.matmul = "high" if settings.precision == "tf32" else "highest"
         self.parameters = [p for p in flow.parameters() if p.requires_grad]
         rate = torch.tensor(settings.learning_rate, device=flow.device)
-        self.optimizer = torch.optim.Adam(
-            self.parameters, lr=rate, fused=True, capturable=flow.device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(
+            self.parameters,
+            lr=rate,
+            weight_decay=settings.weight_decay,
+            fused=True,
+            capturable=flow.device.type == "cuda",
         )
 
         for p in self.parameters:  # made here, not at the first step, so that they can be restored
@@ -49,14 +58,16 @@ class Step:
                 "exp_avg": torch.zeros_like(p),
                 "exp_avg_sq": torch.zeros_like(p),
             }
+        self.averages = [p.detach().clone() for p in self.parameters] if self.decay else []
 
-    def moments(self) -> dict[str, Tensor]:
-        """The optimiser's tensors by name."""
-        return {
-            f"{index}.{name}": value
+    def state(self) -> dict[str, Tensor]:
+        """What a step changes beside the flow: the optimiser's moments and the averages, by name."""
+        moments = {
+            f"optimizer.{index}.{name}": value
             for index, p in enumerate(self.parameters)
             for name, value in self.optimizer.state[p].items()
         }
+        return moments | {f"average.{index}": value for index, value in enumerate(self.averages)}
 
     def set_learning_rate(self, rate: float) -> None:
         self.optimizer.param_groups[0]["lr"].fill_(rate)
@@ -64,13 +75,35 @@ class Step:
     def __call__(self, batch: Tensor) -> Tensor:
         """Take the step; the loss (), or NaN where the loss or the gradient is not finite."""
         with _matmul_precision(self.matmul):
-            loss = -self.objective(self.flow, batch, noise=self.noise).mean()
+            loss = self._loss(batch)
             self.optimizer.zero_grad()
             loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
         self.optimizer.step()
+        if self.averages:
+            torch._foreach_lerp_(self.averages, self._values(), 1 - self.decay)
         update_norms(self.flow, self.power_iterations)
         return torch.where(norm.isfinite(), loss.detach(), math.nan)
+
+    def _loss(self, batch: Tensor) -> Tensor:
+        return -self.objective(self.flow, batch, noise=self.noise).mean()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Give the flow the averaged weights for a while, where weights are averaged."""
+        if not self.averages:
+            yield
+            return
+        tensors = [*self._values(), *self.flow.buffers()]
+        kept = [tensor.clone() for tensor in tensors]
+        try:
+            torch._foreach_copy_(self._values(), self.averages)
+            yield
+        finally:
+            torch._foreach_copy_(tensors, kept)
+
+    def _values(self) -> list[Tensor]:
+        return [p.detach() for p in self.parameters]
 
 
 class CapturedStep(Step):
@@ -90,30 +123,59 @@ class CapturedStep(Step):
 
     def _record(self) -> None:
         """Record the step; the warm-ups that capture needs leave no trace, even where it fails."""
-        tensors = [*self.flow.parameters(), *self.flow.buffers()]
-        kept = [tensor.detach().clone() for tensor in tensors]
+        changed = [*self.flow.parameters(), *self.flow.buffers(), *self.state().values()]
+        tensors = [tensor.detach() for tensor in changed]
+        kept = [tensor.clone() for tensor in tensors]
         generator = self.noise.generator
         state = None if generator is None else generator.get_state()
-        networks = [part for part in self.flow.modules() if isinstance(part, LipschitzMLP)]
         try:
-            for network in networks:  # of one class and shape: compiled once for all
-                network.compile()
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(WARM_UPS):
-                    super().__call__(self.batch)
-            torch.cuda.current_stream().wait_stream(side)
-            with torch.cuda.graph(self.graph):
-                self.loss = super().__call__(self.batch)
+            with _capturable_linalg(self.flow), self._compiled():
+                side = torch.cuda.Stream()
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    for _ in range(WARM_UPS):
+                        super().__call__(self.batch)
+                torch.cuda.current_stream().wait_stream(side)
+                with torch.cuda.graph(self.graph):
+                    self.loss = super().__call__(self.batch)
         finally:
-            for network in networks:
-                network._compiled_call_impl = None
-            with torch.no_grad():
-                torch._foreach_copy_(tensors, kept)
-                torch._foreach_zero_(list(self.moments().values()))
+            torch._foreach_copy_(tensors, kept)
             if generator is not None and state is not None:
                 generator.set_state(state)
+
+    @contextmanager
+    def _compiled(self) -> Iterator[None]:
+        """Compile the layers that can be, for a while; not where that would change the gradient.
+
+        (A compiler's mistakes are silent: some releases of torch get that of zuko's splines wrong.)
+        """
+        parts = [part for part in self.flow.modules() if isinstance(part, Layer | Density)]
+        pure = [(part, name) for part in parts for name in part.pure]
+        plain = self._gradient()
+        try:
+            for part, name in pure:  # those of one class and shape share what is compiled
+                part.__dict__[name] = torch.compile(getattr(part, name))
+            if not self._agrees(plain, self._gradient()):
+                warnings.warn("Compiled layers give another gradient: training without.", stacklevel=2)
+                _restore(pure)
+            yield
+        finally:
+            _restore(pure)
+
+    def _gradient(self) -> Tensor:
+        """The loss and its whole gradient in one vector, from the same draws each time."""
+        generator = self.noise.generator
+        state = None if generator is None else generator.get_state()
+        with _matmul_precision(self.matmul):
+            loss = self._loss(self.batch)
+            parts = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        if generator is not None and state is not None:
+            generator.set_state(state)
+        return torch.cat([loss.detach().flatten(), *(p.flatten() for p in parts if p is not None)])
+
+    @staticmethod
+    def _agrees(plain: Tensor, compiled: Tensor) -> bool:
+        return bool((plain - compiled).norm() <= TOLERANCE * plain.norm())
 
     def __call__(self, batch: Tensor) -> Tensor:
         self.batch.copy_(batch)
@@ -130,6 +192,26 @@ def _matmul_precision(kind: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def _capturable_linalg(flow: Flow) -> Iterator[None]:
+    """Take large determinants with cuSOLVER, whose calls can be captured; those of MAGMA cannot."""
+    if math.prod(flow.shape) <= ELIMINATION_LIMIT:
+        yield
+        return
+    before = torch.backends.cuda.preferred_linalg_library()
+    torch.backends.cuda.preferred_linalg_library("cusolver")
+    try:
+        yield
+    finally:
+        torch.backends.cuda.preferred_linalg_library(before)
+
+
+def _restore(pure: Sequence[tuple[nn.Module, str]]) -> None:
+    """Uncover the methods that compiled ones were put over."""
+    for part, name in pure:
+        part.__dict__.pop(name, None)
 
 
 def make_step(flow: Flow, settings: TrainingSettings, noise: Noise, batch: Tensor) -> Step:

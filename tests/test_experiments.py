@@ -1,0 +1,117 @@
+"""Experiments: every file of the paper's rows is read, its model built, its parameters counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ciflows import build_model
+from ciflows.config import read_config, resolve
+from ciflows.errors import UserError
+from ciflows.experiments import read_experiment
+
+FOLDER = Path(__file__).parents[1] / "experiments"
+FEATURES = {"power": 6, "gas": 8, "hepmass": 21, "miniboone": 43, "bsds300": 63}
+TABLE_1 = [
+    "resflow-10",
+    "resflow-100",
+    "cif-resflow-10",
+    "maf",
+    "cif-maf",
+    "nsf",
+    "cif-nsf-1",
+    "cif-nsf-2",
+]
+ABLATION = [f"cif-id-{k}-{size}" for k in (1, 2, 3) for size in ("small", "large")]
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
+def test_experiment_builds_a_model_of_the_papers_size(path: Path) -> None:
+    experiment = read_experiment(path)
+    for data in experiment.data:
+        config = experiment.config(data)
+        flow = build_model(config.model, features=FEATURES.get(data, 2), **config.architecture)
+        wanted = experiment.published(data).parameters
+        if wanted is not None:
+            count = sum(p.numel() for p in flow.parameters())
+            assert count == pytest.approx(wanted, rel=0.01)
+        for choice in experiment.candidates(data):
+            config = experiment.config(data, choice=choice)
+            assert choice.items() <= config.architecture.items()
+
+
+def test_every_row_of_the_papers_tables_is_there() -> None:
+    assert {path.stem for path in FOLDER.glob("*.toml")} >= {*TABLE_1, *ABLATION}
+    for name in TABLE_1:
+        experiment = read_experiment(FOLDER / f"{name}.toml")
+        assert set(experiment.data) == set(FEATURES)
+        assert all(experiment.published(data).log_prob for data in experiment.data)
+    for name in ABLATION:
+        assert set(read_experiment(FOLDER / f"{name}.toml").data) == set(FEATURES) - {"bsds300"}
+
+
+def test_grids_have_the_papers_candidates() -> None:
+    for name, count in (("maf", 9), ("cif-maf", 8)):
+        experiment = read_experiment(FOLDER / f"{name}.toml")
+        for data in experiment.data:
+            candidates = experiment.candidates(data)
+            assert len(candidates) == len({str(choice) for choice in candidates}) == count
+
+
+def test_stopping_rules_are_counted_in_passes_over_the_data() -> None:
+    rows = {"power": 1_659_917, "gas": 852_174, "hepmass": 315_123, "miniboone": 29_556}
+    for name in ("maf", "cif-resflow-10", "cif-id-3-small"):
+        experiment = read_experiment(FOLDER / f"{name}.toml")
+        for data, size in rows.items():
+            training = experiment.config(data).training
+            assert training.validate_every == size // training.batch_size
+            assert training.patience == 50
+
+
+def test_settings_of_a_data_set_count_there_alone(tmp_path: Path) -> None:
+    path = tmp_path / "some.toml"
+    path.write_text(
+        'model = "maf"\n[architecture]\nlayers = 3\n[training]\nsteps = 7\n'
+        "[on.annulus]\narchitecture = { layers = 4 }\ntraining = { batch_size = 9 }\n[on.rings]\n"
+    )
+    values = read_config(str(path))
+    there = resolve("annulus", "maf", layers=[values])
+    elsewhere = resolve("rings", "maf", layers=[values])
+    assert (there.architecture["layers"], there.training.batch_size, there.training.steps) == (4, 9, 7)
+    assert (elsewhere.architecture["layers"], elsewhere.training.batch_size) == (3, 1000)
+    over = resolve("annulus", "maf", layers=[values, {"architecture": {"layers": 5}}])
+    assert over.architecture["layers"] == 5
+    assert read_experiment(path).config("annulus", choice={"layers": 6}).architecture["layers"] == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('model = "maf"', "needs a model and a table"),
+        ("[on.power]", "needs a model and a table"),
+        ('model = "maf"\n[on.power]\nsteps = 3', "takes tables"),
+        ('model = "maf"\n[on]\npower = 3', "takes tables"),
+        ('model = "maf"\n[on.power]\nother = {}', "takes tables"),
+    ],
+)
+def test_files_that_are_no_experiments_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "some.toml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_experiment(tmp_path / "some.toml")
+
+
+def test_wrong_grids_and_names_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "some.toml").write_text(
+        'model = "maf"\n[on.power]\ngrid = { layers = 3 }\n[on.gas]\ngrid = { layer = [3] }\n'
+        "paper = { log_probs = 1.0 }\n"
+    )
+    experiment = read_experiment(tmp_path / "some.toml")
+    with pytest.raises(UserError, match="not a list of values"):
+        experiment.candidates("power")
+    with pytest.raises(UserError, match="Did you mean layers"):
+        experiment.config("gas", choice=experiment.candidates("gas")[0])
+    with pytest.raises(UserError, match="Did you mean log_prob"):
+        experiment.published("gas")
+    with pytest.raises(UserError, match="Did you mean power"):
+        experiment.config("powr")
