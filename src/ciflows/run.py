@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -106,10 +107,11 @@ def fit(
             f"{folder} exists already: choose another --out, or 'ciflows fit --resume {folder}'."
         )
     where = find_device(device)
-    dataset = load_dataset(config.data)
+    console = console or Console(quiet=True)
+    dataset = load_dataset(config.data, say=partial(console.print, markup=False, soft_wrap=True))
     flow = build_flow(config, dataset).to(where)
     _make_folder(folder, config, dataset)
-    return _train(flow, config, folder, dataset, console or Console(quiet=True))
+    return _train(flow, config, folder, dataset, console)
 
 
 def resume(folder: Path | str, *, device: str = "auto", console: Console | None = None) -> Run:
@@ -166,13 +168,11 @@ def build_flow(config: RunConfig, dataset: Dataset) -> Flow:
     flow = _empty_flow(config, dataset.features)
     if dataset.truth is not None:
         return flow
-    train = dataset.train.double()
-    mean, scale = train.mean(0), train.std(0)
+    mean, scale, largest = _spread(dataset)
     constant = [name for name, s in zip(dataset.columns, scale, strict=True) if not s > 0]
     if constant:
         raise UserError(f"{dataset.name}: leave out what is constant: {', '.join(constant)}.")
     kept = torch.finfo(flow.dtype)
-    largest = torch.cat([dataset.train, dataset.validation, dataset.test]).abs().amax(0)
     bad = (largest > kept.max) | (largest * kept.eps > 1e-3 * scale) | (scale < kept.tiny)
     if bad.any():
         names = [name for name, wrong in zip(dataset.columns, bad, strict=True) if wrong]
@@ -283,6 +283,19 @@ def _empty_flow(config: RunConfig, features: int) -> Flow:
     return flow.double() if config.training.precision == "float64" else flow
 
 
+def _spread(dataset: Dataset) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and standard deviation of each training column, and the largest |x| of all parts."""
+    rows = []
+    # Column by column: a copy of all the rows in double precision may not fit.
+    for column in range(dataset.features):
+        train = dataset.train[:, column].double()
+        parts = (train, dataset.validation[:, column], dataset.test[:, column])
+        largest = torch.stack([part.abs().max().double() for part in parts]).max()
+        rows.append(torch.stack([train.mean(), train.std(), largest]))
+    mean, scale, largest = torch.stack(rows, dim=1)
+    return mean, scale, largest
+
+
 def _standardised(flow: Flow, mean: Tensor, scale: Tensor) -> Flow:
     layers: list[Layer] = [Standardise(mean, scale), *flow.layers]
     return Flow(layers, flow.base)
@@ -321,5 +334,7 @@ def _commit() -> str | None:
 def _same_data(name: str, fingerprint: str) -> Dataset:
     dataset = load_dataset(name)
     if dataset.fingerprint != fingerprint:
-        raise UserError(f"The data of {name} have changed since the run began.")
+        raise UserError(
+            f"The data of {name} have changed since the run began, or come from other files than then."
+        )
     return dataset

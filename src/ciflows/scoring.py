@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["sample_data", "score_data"]
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from ciflows.data import SYNTHETIC, load_dataset, read_table, write_table
+from ciflows.data import is_built_in, load_dataset, read_table, write_table
 from ciflows.data.tables import check_output
 from ciflows.errors import UserError
 from ciflows.estimate import Estimate, Summary, summarise
@@ -39,7 +40,7 @@ def score_data(
         raise UserError(f"A standard error to reach must be above 0; got {std_error}.")
     check_output(out)
     run = load_run(folder, device)
-    x = _points(run, data)
+    x = _points(run, data, console)
     parts = [
         run.flow.estimate(
             rows.to(run.flow.device),
@@ -66,10 +67,13 @@ def sample_data(folder: Path, n: int, out: Path, seed: int, device: str) -> None
     write_table(out, dict(zip(run.about["columns"], points.unbind(-1), strict=True)))
 
 
-def _points(run: Run, data: str) -> Tensor:
+def _points(run: Run, data: str, console: Console) -> Tensor:
     """The rows to score, with the columns that the run was trained on, in their order."""
     wanted: list[str] = run.about["columns"]
-    x = load_dataset(data).test if data in SYNTHETIC else read_table(Path(data), wanted).values
+    if is_built_in(data):
+        x = load_dataset(data, say=partial(console.print, markup=False, soft_wrap=True)).test
+    else:
+        x = read_table(Path(data), wanted).values
     if x.shape[1] != len(wanted):
         trained = f"{len(wanted)}: {', '.join(wanted)}"
         raise UserError(f"{data} has {x.shape[1]} columns; the run was trained on {trained}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Dataset", "load_dataset"]
+__all__ = ["Dataset", "is_built_in", "load_dataset"]
 
 import hashlib
 from pathlib import Path
@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ciflows.data.benchmarks import BENCHMARKS, load_benchmark
+from ciflows.data.prepared import Say, silent
 from ciflows.data.synthetic import SYNTHETIC, Synthetic
 from ciflows.data.tables import READABLE, read_table
 from ciflows.errors import UserError, nearest
@@ -26,7 +28,7 @@ class Dataset(NamedTuple):
 
     Attributes:
         name: A built-in name, or the path of a file.
-        train: Points to fit (rows, features): float64 from a file, float32 where they are drawn.
+        train: Points to fit (rows, features): float64 from a file, float32 where they are built in.
         validation: Points to choose weights by.
         test: Points to report on.
         columns: Names of the features.
@@ -49,8 +51,18 @@ class Dataset(NamedTuple):
         return self.train.shape[1]
 
 
-def load_dataset(name: str) -> Dataset:
+def is_built_in(name: str) -> bool:
+    """Whether a name is that of a built-in set; it wins over a file of the same name."""
+    return name in SYNTHETIC or name in BENCHMARKS
+
+
+def load_dataset(name: str, folder: Path | None = None, say: Say = silent) -> Dataset:
     """Load a built-in set by its name, or a table from a file.
+
+    Arguments:
+        name: A built-in name, or a file's path.
+        folder: Where the files of built-in tables are; the folder in CIFLOWS_DATA or ./data if None.
+        say: Hears what takes long.
 
     Example:
         >>> load_dataset("two-uniforms").train.shape
@@ -60,9 +72,13 @@ def load_dataset(name: str) -> Dataset:
         truth = SYNTHETIC[name]
         points = truth.sample(sum(SYNTHETIC_SIZES), seed=SPLIT_SEED)
         return _split(name, points, SYNTHETIC_SIZES, ("x1", "x2"), truth)
+    if name in BENCHMARKS:
+        train, validation, test, columns, fingerprint = load_benchmark(name, folder, say)
+        seed = BENCHMARKS[name].seed
+        return Dataset(name, train, validation, test, columns, seed, fingerprint, None)
     if not Path(name).suffix and not Path(name).exists():
         raise UserError(
-            f"There is no data set {name!r}. {nearest(name, SYNTHETIC)} "
+            f"There is no data set {name!r}. {nearest(name, [*SYNTHETIC, *BENCHMARKS])} "
             f"Or give a file that ends in {', '.join(READABLE)}."
         )
     table = read_table(Path(name))
