@@ -289,6 +289,15 @@ def test_compare_picture(entries: list[Entry], tmp_path: Path) -> None:
     assert width > 1600  # sharp at twice 800 pixels
 
 
+def test_compare_picture_of_several_data_sets(entries: list[Entry], tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    other = make_entry("resflow", make_dataset(torch.randn(300, 2)))
+    grid = DensityGrid((-3.0, 3.0, -3.0, 3.0), np.full((20, 20), 0.1), 1)
+    compare_picture(path, [*entries, other, other, other], grids=[*_flat_grids(entries), *[grid] * 3])
+    width, height = (int.from_bytes(path.read_bytes()[i : i + 4], "big") for i in (16, 20))
+    assert 2 * height < width < 3.2 * height  # four columns, and one row for each set
+
+
 def test_compare_picture_without_a_truth(tmp_path: Path) -> None:
     entry = make_entry("resflow", make_dataset(torch.randn(300, 2)))
     compare_picture(tmp_path / "picture.png", [entry])

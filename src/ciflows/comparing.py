@@ -50,19 +50,19 @@ def compare_models(
     if in_plane(entries[0].dataset):
         compare_picture(folder / "compare.png", entries, grids=grids)
         files.insert(1, "compare.png")
-    write_report(folder / "report.html", entries, _title(configs[0].data, names), grids=grids)
+    title = _title(Path(configs[0].data).stem, names)
+    write_report(folder / "report.html", entries, title, grids=grids)
     return rows, files
 
 
 def report_runs(runs: Sequence[Run], path: Path) -> None:
-    """Write a report, or where the path ends in .png a picture, on finished runs on the same data."""
-    if len({run.about["fingerprint"] for run in runs}) > 1:
-        raise UserError("These runs are on different data; a report compares runs on the same data.")
+    """Write a report on finished runs, data set by data set; or a picture, where the path is a .png."""
     entries = _entries(runs)
     if path.suffix == ".png":
         compare_picture(path, entries)
         return
-    write_report(path, entries, _title(runs[0].config.data, [entry.name for entry in entries]))
+    data = " and ".join(dict.fromkeys(Path(run.config.data).stem for run in runs))
+    write_report(path, entries, _title(data, list(dict.fromkeys(entry.name for entry in entries))))
 
 
 def _fit_or_resume(config: RunConfig, folder: Path, device: str, console: Console | None) -> Run:
@@ -84,15 +84,21 @@ def _check_settings(configs: Sequence[RunConfig], folder: Path) -> None:
 
 
 def _title(data: str, names: Sequence[str]) -> str:
-    return f"{Path(data).stem}: {' and '.join(names)}"
+    return f"{data}: {' and '.join(names)}"
 
 
 def _entries(runs: Sequence[Run]) -> list[Entry]:
-    dataset = runs[0].dataset()
-    names = [run.config.model for run in runs]
-    if len(set(names)) < len(names):
-        names = [run.path.name for run in runs]
+    datasets = {run.about["fingerprint"]: run.dataset() for run in runs}
+    models = [(run.about["fingerprint"], run.config.model) for run in runs]
+    twice = len(set(models)) < len(models)
     return [
-        Entry(name, run.flow, dataset, run.metrics, run.history, run.config.to_toml())
-        for name, run in zip(names, runs, strict=True)
+        Entry(
+            run.path.name if twice else run.config.model,
+            run.flow,
+            datasets[run.about["fingerprint"]],
+            run.metrics,
+            run.history,
+            run.config.to_toml(),
+        )
+        for run in runs
     ]

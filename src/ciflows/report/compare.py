@@ -1,7 +1,7 @@
 """One picture for some models in the plane: their densities, and below them their samples.
 
 It is Figure 1 of the paper in miniature. Densities show how well the data are fitted; what leaks is too
-thin to show on the same scale, so samples tell it.
+thin to show on the same scale, so samples tell it. Several data sets get a row each, of densities alone.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def compare_picture(
     """Draw Figure 1: the true density where it is known, each model's, and below them samples.
 
     Arguments:
-        path: The PNG file to write; it gets two rows for each data set.
+        path: The PNG file to write; it gets two rows, or for several data sets one for each.
         entries: The trained runs, on data in the plane.
         seed: Seed of the draws.
         grids: What `density_grids` gave for these entries, where it has been called already.
@@ -57,15 +57,18 @@ def compare_picture(
     for entry, grid in zip(entries, grids or density_grids(entries, seed), strict=True):
         assert grid is not None
         rows.setdefault(entry.dataset.fingerprint, []).append((entry, grid))
-    columns = max(len(row) + _has_truth(row) for row in rows.values())
+    several = len(rows) > 1
+    columns = max(len(row) + (several or _has_truth(row)) for row in rows.values())
+    lines = len(rows) if several else 2
     with matplotlib.rc_context(style(LIGHT)):
-        size = (SIDE * columns + 1.1, (2 * SIDE + 0.95) * len(rows))
+        size = (SIDE * columns + 1.1, (SIDE + 0.475) * lines)
         figure = Figure(figsize=size, layout="compressed")
-        shape = (2 * len(rows), columns + 1)
-        axes = figure.subplots(*shape, squeeze=False, width_ratios=[*[1] * columns, 0.05]).tolist()
+        ratios = [*[1] * columns, 0.05]
+        axes = figure.subplots(lines, columns + 1, squeeze=False, width_ratios=ratios).tolist()
         for index, row in enumerate(rows.values()):
-            _draw_densities(figure, axes[2 * index], row)
-            _draw_samples(axes[2 * index + 1], row, seed)
+            _draw_densities(figure, axes[index], row, name_data=several)
+        if not several:
+            _draw_samples(axes[1], next(iter(rows.values())), seed)
         write_bytes(Path(path), to_png(figure, transparent=False))
 
 
@@ -75,16 +78,21 @@ def _has_truth(row: Row) -> bool:
     return truth is not None and truth.log_density is not None
 
 
-def _draw_densities(figure: Figure, axes: list[Axes], row: Row) -> None:
+def _draw_densities(figure: Figure, axes: list[Axes], row: Row, name_data: bool = False) -> None:
     *panels, bar = axes
     dataset = row[0][0].dataset
+    if name_data and not _has_truth(row):
+        ax, *panels = panels
+        draw_samples(ax, LIGHT, dataset.train[:SAMPLES], None, find_window(dataset), size=0.8)
+        ax.set_title(f"{dataset.name}: data", **NAME)
     truth = None if dataset.truth is None else true_grid(dataset.truth)
     dots = dataset.test if truth is None else None
     named = [(entry.name, _result(entry), grid) for entry, grid in row]
     if dataset.truth is not None and truth is not None:
         words = f"at best {set_number(dataset.truth.limit, '{:.3f}')} nats"
         leaks = "" if dataset.truth.contains is None else "\nnothing leaks"
-        named.insert(0, ("true density", words + leaks, truth))
+        title = f"{dataset.name}: truth" if name_data else "true density"
+        named.insert(0, (title, words + leaks, truth))
     top = shared_top(grid for *_, grid in named)
     for ax, (name, words, grid) in zip(panels, named, strict=False):
         draw_density(ax, grid, top, dots=dots)
