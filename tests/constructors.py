@@ -21,16 +21,33 @@ from ciflows.bijections import (
     Affine,
     AutoregressiveSpline,
     BatchNorm,
+    Coupling,
+    Flatten,
+    InvertibleConv,
+    LogDet,
+    Logit,
     LULinear,
     Permutation,
     Residual,
     Roulette,
+    Scale,
+    Series,
+    Squeeze,
     Standardise,
     ZukoBijection,
 )
 from ciflows.densities import ConditionalNormal
+from ciflows.dequantise import Dequantise
 from ciflows.layers import Layer, Shape
-from ciflows.networks import MLP, LipschitzMLP, MaskedResidualNet, converge_norms
+from ciflows.multiscale import Split
+from ciflows.networks import (
+    MLP,
+    LipschitzConvNet,
+    LipschitzMLP,
+    MaskedResidualNet,
+    ResNet,
+    converge_norms,
+)
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -42,11 +59,13 @@ class Case(NamedTuple):
         make: Makes the layer.
         shape: Shape of one x.
         context_shape: Shape of one context; None where there is none.
+        domain: Brings any number to where the layer is defined.
     """
 
     make: Callable[[], Layer]
     shape: Shape
     context_shape: Shape | None = None
+    domain: Callable[[Tensor], Tensor] = torch.clone
 
 
 def affine(features: int, context_features: int) -> Affine:
@@ -59,6 +78,10 @@ def normal(features: int, context_features: int) -> ConditionalNormal:
 
 def residual(features: int, context_features: int = 0) -> Residual:
     return Residual(LipschitzMLP(features, [8, 8], context_features=context_features))
+
+
+def residual_image(shape: Shape, log_det: LogDet | None = None) -> Residual:
+    return Residual(LipschitzConvNet(shape, hidden=4), log_det)
 
 
 def zuko(features: int, context_features: int = 0, **options: Any) -> ZukoBijection:
@@ -81,6 +104,39 @@ def spline(features: int, context_features: int = 0, **options: Any) -> Autoregr
     return AutoregressiveSpline(features, network, bins=4, bound=1.5)
 
 
+def resnet(in_channels: int, out_channels: int) -> ResNet:
+    """Smooth, so that no unit is dead, and with the running averages of some batch."""
+    network = ResNet(in_channels, out_channels, hidden=3, blocks=1, activation=torch.tanh)
+    network.train()(1 + 2 * torch.randn(50, in_channels, 4, 4))
+    return network
+
+
+def coupling(shape: Shape, mask: str, flip: bool = False, context_channels: int = 0) -> Coupling:
+    half = shape[0] // 2
+    stays, changes = (shape[0] - half, half) if flip else (half, shape[0] - half)
+    if mask == "checkerboard":
+        stays = changes = shape[0]
+    context = (context_channels, *shape[1:]) if context_channels else 0
+    return Coupling(shape, resnet(stays + context_channels, 2 * changes), mask, flip, context)
+
+
+def image_affine(shape: Shape, context_channels: int) -> Affine:
+    return Affine(shape, resnet(context_channels, 2 * shape[0]), (context_channels, *shape[1:]))
+
+
+def image_normal(shape: Shape, context_channels: int) -> ConditionalNormal:
+    network = resnet(context_channels, 2 * shape[0])
+    return ConditionalNormal(network, shape, (context_channels, *shape[1:]))
+
+
+def indexed_image(shape: Shape, context_channels: int = 0) -> Indexed:
+    """With u of one channel."""
+    u, given = (1, *shape[1:]), shape[0] + context_channels
+    context = (context_channels, *shape[1:]) if context_channels else None
+    family = image_affine(shape, 1 + context_channels)
+    return Indexed(family, image_normal(u, given), image_normal(u, given), context)
+
+
 SPLINE = {"univariate": partial(MonotonicRQSTransform, bound=1.5), "shapes": [(4,), (4,), (3,)]}
 
 
@@ -100,6 +156,10 @@ LAYERS: dict[str, Case] = {
     "residual, twenty features": Case(lambda: residual(20), (20,)),
     "residual, context": Case(lambda: residual(2, 3), (2,), (3,)),
     "residual, roulette": Case(lambda: Residual(LipschitzMLP(3, [8]), Roulette()), (3,)),
+    "residual, series": Case(lambda: Residual(LipschitzMLP(3, [8]), Series(probes=5)), (3,)),
+    "residual, images": Case(lambda: residual_image((2, 4, 4)), (2, 4, 4)),
+    "residual, images, series": Case(lambda: residual_image((1, 3, 4), Series(probes=5)), (1, 3, 4)),
+    "residual, images, roulette": Case(lambda: residual_image((2, 3, 3), Roulette()), (2, 3, 3)),
     "zuko, autoregressive": Case(lambda: zuko(3), (3,)),
     "zuko, coupling": Case(lambda: zuko(4, passes=2), (4,)),
     "zuko, spline": Case(lambda: zuko(3, **SPLINE), (3,)),
@@ -132,6 +192,54 @@ LAYERS: dict[str, Case] = {
     ),
     "indexed, flow as posterior": Case(
         lambda: Indexed(affine(2, 1), normal(1, 2), Flow([residual(1, 2), affine(1, 2)])), (2,)
+    ),
+    "affine, images": Case(lambda: image_affine((2, 4, 4), 3), (2, 4, 4), (3, 4, 4)),
+    "standardise, images": Case(lambda: Standardise(*(1 + torch.rand(2, 1, 2, 2))), (1, 2, 2)),
+    "scale": Case(lambda: Scale((2, 4, 4), 0.3), (2, 4, 4)),
+    "squeeze": Case(lambda: Squeeze((3, 4, 2)), (3, 4, 2)),
+    "flatten": Case(lambda: Flatten((3, 4, 2)), (3, 4, 2)),
+    "logit": Case(lambda: Logit((2, 3, 3), 0.05), (2, 3, 3), domain=torch.sigmoid),
+    "logit, small alpha": Case(lambda: Logit((3,), 1e-6), (3,), domain=torch.sigmoid),
+    "invertible convolution": Case(lambda: InvertibleConv((5, 2, 3)), (5, 2, 3)),
+    "coupling, checkerboard": Case(lambda: coupling((2, 4, 4), "checkerboard"), (2, 4, 4)),
+    "coupling, checkerboard, flipped": Case(
+        lambda: coupling((1, 3, 5), "checkerboard", flip=True), (1, 3, 5)
+    ),
+    "coupling, channels": Case(lambda: coupling((3, 4, 4), "channel"), (3, 4, 4)),
+    "coupling, channels, flipped": Case(lambda: coupling((3, 4, 4), "channel", flip=True), (3, 4, 4)),
+    "coupling, features": Case(lambda: Coupling((5,), MLP(2, 2 * 3, [8]), "channel"), (5,)),
+    "coupling, context": Case(
+        lambda: coupling((2, 3, 3), "checkerboard", context_channels=2), (2, 3, 3), (2, 3, 3)
+    ),
+    "coupling, channels, context": Case(
+        lambda: coupling((2, 3, 3), "channel", flip=True, context_channels=1), (2, 3, 3), (1, 3, 3)
+    ),
+    "split": Case(lambda: Split((3, 4, 4)), (3, 4, 4)),
+    "split, features": Case(lambda: Split((5,), normal(2, 3)), (5,)),
+    "split, conditional": Case(lambda: Split((4, 3, 3), image_normal((2, 3, 3), 2)), (4, 3, 3)),
+    "split, flow as conditional": Case(
+        lambda: Split((4, 2, 2), Flow([coupling((2, 2, 2), "channel", context_channels=2)])), (4, 2, 2)
+    ),
+    "dequantise": Case(lambda: Dequantise((2, 3, 3)), (2, 3, 3), domain=torch.round),
+    "dequantise, variational": Case(
+        lambda: Dequantise((1, 4, 4), image_normal((1, 4, 4), 1), levels=4),
+        (1, 4, 4),
+        domain=torch.round,
+    ),
+    "dequantise, flow": Case(
+        lambda: Dequantise((1, 4, 4), Flow([coupling((1, 4, 4), "checkerboard", False, 1)]), levels=4),
+        (1, 4, 4),
+        domain=torch.round,
+    ),
+    "indexed images": Case(lambda: indexed_image((2, 3, 3)), (2, 3, 3)),
+    "indexed images, context": Case(lambda: indexed_image((2, 3, 3), 2), (2, 3, 3), (2, 3, 3)),
+    "indexed coupling": Case(
+        lambda: Indexed(
+            coupling((1, 4, 4), "checkerboard", context_channels=1),
+            image_normal((1, 4, 4), 1),
+            image_normal((1, 4, 4), 1),
+        ),
+        (1, 4, 4),
     ),
 }
 

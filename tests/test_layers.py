@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,12 +14,13 @@ from torch.autograd.functional import jacobian
 from torch.testing import assert_close
 
 from ciflows import Indexed
-from ciflows.bijections import Permutation
+from ciflows.bijections import Flatten, Permutation, Residual, Series, Squeeze
 from ciflows.densities import Density
 from ciflows.layers import Bijection, Layer, join
 from ciflows.noise import Noise
 from constructors import LAYERS, build
 
+KEEP_VOLUMES = (Flatten, Permutation, Squeeze)
 every_layer = pytest.mark.parametrize("name", LAYERS)
 
 
@@ -27,6 +29,9 @@ class SameNumbers(Noise):
 
     def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
         return torch.linspace(-1.0, 0.7, shape[-1]).to(like).expand(tuple(shape))
+
+    def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        return torch.linspace(0.1, 0.8, shape[-1]).to(like).expand(tuple(shape))
 
     def geometric(self, p: float) -> int:
         return 3
@@ -48,7 +53,7 @@ class Recorder(Noise):
 def inputs(name: str, *leading: int, seed: int = 2) -> tuple[Tensor, Tensor | None]:
     generator = torch.Generator().manual_seed(seed)
     case = LAYERS[name]
-    x = torch.randn(*leading, *case.shape, generator=generator).double()
+    x = case.domain(torch.randn(*leading, *case.shape, generator=generator).double())
     if case.context_shape is None:
         return x, None
     return x, torch.randn(*leading, *case.context_shape, generator=generator).double()
@@ -58,13 +63,21 @@ def leading_of(layer: Layer, x: Tensor) -> torch.Size:
     return x.shape[: x.ndim - len(layer.shape)]
 
 
+def at_noise_side(layer: Layer, x: Tensor) -> Tensor:
+    """Points z (*, noise_shape) to decode: the numbers of x, as many as it takes."""
+    leading = leading_of(layer, x)
+    numbers = x.reshape(*leading, -1)[..., : math.prod(layer.noise_shape)]
+    return numbers.reshape(*leading, *layer.noise_shape)
+
+
 def as_bijection(layer: Layer, x: Tensor, context: Tensor | None) -> tuple[Bijection, Tensor | None]:
     """The layer, or its family with an index held fixed, and what either takes as context."""
     if isinstance(layer, Bijection):
         return layer, context
     if isinstance(layer, Indexed):
-        u = layer.posterior.draw(leading_of(layer, x), join(x, context)).detach()
-        return layer.family, join(u, context)
+        dims = len(layer.shape)
+        u = layer.posterior.draw(leading_of(layer, x), join(x, context, dims)).detach()
+        return layer.family, join(u, context, dims)
     pytest.skip("no bijection inside")
 
 
@@ -92,19 +105,20 @@ def test_decode_undoes_encode(name: str) -> None:
     layer, (x, context) = build(name), inputs(name, 50)
     bijection, context = as_bijection(layer, x, context)
     z, _ = bijection.encode(x, context)
-    assert (z - x).abs().max() > 0.01
+    assert z.shape != x.shape or (z - x).abs().max() > 0.01
     assert_close(bijection.decode(z, context), x, rtol=1e-12, atol=1e-12)
-    assert_close(bijection.encode(bijection.decode(x, context), context)[0], x, rtol=1e-12, atol=1e-12)
+    z = at_noise_side(layer, x)
+    assert_close(bijection.encode(bijection.decode(z, context), context)[0], z, rtol=1e-12, atol=1e-12)
 
 
 @every_layer
 def test_log_det_is_that_of_the_jacobian(name: str) -> None:
     layer, (x, context) = build(name), inputs(name, 7)
-    if layer.noisy:
-        pytest.skip("an estimate: see test_residual.py")
+    if layer.noisy or (isinstance(layer, Residual) and isinstance(layer.log_det, Series)):
+        pytest.skip("an estimate: see test_residual.py, test_residual_images.py")
     bijection, context = as_bijection(layer, x, context)
     log_det = bijection.encode(x, context)[1]
-    assert log_det.abs().max() > 1e-3 or isinstance(layer, Permutation)  # which keeps volumes
+    assert log_det.abs().max() > 1e-3 or isinstance(layer, KEEP_VOLUMES)
     assert_close(log_det, autograd_log_det(bijection, x, context), rtol=1e-12, atol=1e-12)
 
 
@@ -116,9 +130,10 @@ def test_log_weight_of_an_index_is_algorithm_1(name: str) -> None:
     recorder = Recorder()
     z, log_weight = layer.encode(x, context, recorder)
     (u,) = recorder.drawn
-    log_det = autograd_log_det(layer.family, x, join(u, context))
-    log_p = layer.prior.log_weight(u, join(z, context))
-    log_q = layer.posterior.log_weight(u, join(x, context))
+    dims = len(layer.shape)
+    log_det = autograd_log_det(layer.family, x, join(u, context, dims))
+    log_p = layer.prior.log_weight(u, join(z, context, dims))
+    log_q = layer.posterior.log_weight(u, join(x, context, dims))
     assert_close(log_weight, log_det + log_p - log_q, rtol=1e-12, atol=1e-11)
 
 
@@ -126,7 +141,8 @@ def test_log_weight_of_an_index_is_algorithm_1(name: str) -> None:
 def test_leading_dimensions_equal_a_loop(name: str) -> None:
     layer, (x, context) = build(name), inputs(name, 3, 4)
     z, log_weight = layer.encode(x, context, SameNumbers())
-    back = layer.decode(x, context, SameNumbers())
+    y = at_noise_side(layer, x)
+    back = layer.decode(y, context, SameNumbers())
     assert log_weight.shape == (3, 4)
     assert z.shape == (3, 4, *layer.noise_shape)
     for i in range(3):
@@ -135,7 +151,7 @@ def test_leading_dimensions_equal_a_loop(name: str) -> None:
             one, one_weight = layer.encode(x[i, j], given, SameNumbers())
             assert_close(z[i, j], one, rtol=1e-12, atol=1e-12)
             assert_close(log_weight[i, j], one_weight, rtol=1e-12, atol=1e-12)
-            alone = layer.decode(x[i, j], given, SameNumbers())
+            alone = layer.decode(y[i, j], given, SameNumbers())
             assert_close(back[i, j], alone, rtol=1e-12, atol=1e-12)
 
 
@@ -145,7 +161,7 @@ def test_a_context_is_shared_over_leading_dimensions(name: str) -> None:
     if context is None:
         pytest.skip("takes no context")
     for shared in (context[0], context[0, 0]):
-        full = shared.expand(3, 4, -1)
+        full = shared.expand_as(context)
         encoded = layer.encode(x, shared, SameNumbers()), layer.decode(x, shared, SameNumbers())
         expected = layer.encode(x, full, SameNumbers()), layer.decode(x, full, SameNumbers())
         assert_close(encoded, expected, rtol=1e-12, atol=1e-12)
@@ -155,9 +171,11 @@ def test_a_context_is_shared_over_leading_dimensions(name: str) -> None:
 def test_rows_are_independent(name: str) -> None:
     layer, (x, context) = build(name), inputs(name, 5)
     other = x.clone()
-    other[0] = 3.0
-    for way in (layer.encode, layer.decode):
-        before, after = way(x, context, SameNumbers()), way(other, context, SameNumbers())
+    other[0] = LAYERS[name].domain(torch.tensor(3.0))
+    sides = [(layer.encode, x, other)]
+    sides += [(layer.decode, at_noise_side(layer, x), at_noise_side(layer, other))]
+    for way, one, two in sides:
+        before, after = way(one, context, SameNumbers()), way(two, context, SameNumbers())
         before = before if isinstance(before, tuple) else (before,)
         after = after if isinstance(after, tuple) else (after,)
         assert (before[0][0] - after[0][0]).abs().max() > 0.01
@@ -183,11 +201,14 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
 @every_layer
 def test_state_survives_a_file(name: str, tmp_path: Path) -> None:
     layer, other, (x, context) = build(name), build(name, seed=5), inputs(name, 6)
-    expected = layer.encode(x, context, SameNumbers()), layer.decode(x, context, SameNumbers())
-    assert not torch.equal(other.encode(x, context, SameNumbers())[0], expected[0][0])
+    if not layer.state_dict():
+        pytest.skip("has no state")
+    y = at_noise_side(layer, x)
+    expected = layer.encode(x, context, SameNumbers()), layer.decode(y, context, SameNumbers())
+    assert not all(map(torch.equal, other.encode(x, context, SameNumbers()), expected[0]))
     save_file(layer.state_dict(), tmp_path / "layer.safetensors")
     other.load_state_dict(load_file(tmp_path / "layer.safetensors"))
-    loaded = other.encode(x, context, SameNumbers()), other.decode(x, context, SameNumbers())
+    loaded = other.encode(x, context, SameNumbers()), other.decode(y, context, SameNumbers())
     assert_close(loaded, expected, rtol=0, atol=0)
 
 
@@ -196,7 +217,9 @@ def test_state_survives_a_file(name: str, tmp_path: Path) -> None:
 def test_wrong_shapes_are_refused(name: str, way: str) -> None:
     layer, (x, context) = build(name), inputs(name, 6)
     act = getattr(layer, way)
-    wanted = ", ".join(["*", *map(str, layer.shape)])
+    if way == "decode":
+        x = at_noise_side(layer, x)
+    wanted = ", ".join(["*", *map(str, layer.noise_shape if way == "decode" else layer.shape)])
     with pytest.raises(ValueError, match=rf"expected shape \({wanted}\)".replace("*", r"\*")):
         act(torch.cat([x, x[..., :1]], dim=-1), context)
     if context is not None:
@@ -222,10 +245,10 @@ def test_inputs_are_left_alone(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_far_tails_stay_finite(name: str, dtype: torch.dtype) -> None:
     layer, (x, context) = build(name).to(dtype), inputs(name, 6)
-    far = (1e3 * x.sign()).to(dtype).requires_grad_()
+    far = LAYERS[name].domain(1e3 * torch.randn_like(x).sign()).to(dtype).requires_grad_()
     context = None if context is None else context.to(dtype)
     z, log_weight = layer.encode(far, context)
-    back = layer.decode(far, context)
+    back = layer.decode(at_noise_side(layer, far), context)
     (z.sum() + log_weight.sum() + back.sum()).backward()
     for value in (z, log_weight, back, far.grad, *(p.grad for p in layer.parameters())):
         assert value is not None

@@ -13,7 +13,7 @@ from ciflows.bijections import Exact, Residual, Roulette
 from ciflows.bijections.log_det import ELIMINATION_LIMIT
 from ciflows.layers import InversionError
 from ciflows.networks import LipschitzMLP, converge_norms, update_norms
-from ciflows.networks.lipschitz import SpectralLinear, _LipSwish
+from ciflows.networks.lipschitz import LipSwish, SpectralLinear
 from ciflows.noise import Noise
 from constructors import build, generic, residual
 
@@ -90,7 +90,7 @@ def test_lipswish_has_the_gradient_it_claims(tangents: int) -> None:
     stack = torch.randn(1 + tangents, 4, 3).double().requires_grad_()
     bias = torch.randn(3).double().requires_grad_()
     beta = torch.tensor(0.8).double().requires_grad_()
-    assert torch.autograd.gradcheck(_LipSwish.apply, (stack, bias, beta))
+    assert torch.autograd.gradcheck(LipSwish.apply, (stack, bias, beta))
 
 
 def test_roulette_is_unbiased_in_value_and_gradient_for_weighted_rows() -> None:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from ciflows.layers import Shape, check_shape
+from ciflows.layers import Shape, as_shape, check_shape, halves, sum_event
 from ciflows.noise import Noise
 
 LOG_2_PI = math.log(2 * math.pi)
@@ -87,8 +87,7 @@ class StandardNormal(Density):
 
     def log_weight(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
         check_shape(x, self.shape, "StandardNormal")
-        dims = tuple(range(-len(self.shape), 0))
-        return -0.5 * (x.square() + LOG_2_PI).sum(dims)
+        return -0.5 * sum_event(x.square() + LOG_2_PI, self.shape)
 
     def draw(
         self,
@@ -104,9 +103,10 @@ class ConditionalNormal(Density):
     """N(mean(c), diag(exp(log_std(c)))²), with [mean, log_std] a network's output (section 3).
 
     Arguments:
-        network: Maps the context (*, context_features) to (*, 2 features), means first.
-        features: Size of x.
-        context_features: Size of the context.
+        network: Maps the context (*, context_features) to (*, 2 features), means first; that of images
+            gives twice their channels.
+        features: Size of x, or its shape.
+        context_features: Size of the context, or its shape.
 
     Example:
         >>> density = ConditionalNormal(nn.Linear(3, 2 * 2), features=2, context_features=3)
@@ -115,8 +115,8 @@ class ConditionalNormal(Density):
         True
     """
 
-    def __init__(self, network: nn.Module, features: int, context_features: int) -> None:
-        super().__init__((features,), (context_features,))
+    def __init__(self, network: nn.Module, features: int | Shape, context_features: int | Shape) -> None:
+        super().__init__(as_shape(features), as_shape(context_features))
         self.network = network
 
     @property
@@ -147,22 +147,24 @@ class ConditionalNormal(Density):
         return self._place(epsilon, context, shift)
 
     def _log_prob(self, x: Tensor, context: Tensor) -> Tensor:
-        return _log_normal(x, *self.network(context).chunk(2, dim=-1))
+        return self._log_normal(x, *self._moments(context))
 
     def _place(self, epsilon: Tensor, context: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor]:
-        mean, log_std = self.network(context).chunk(2, dim=-1)
+        mean, log_std = self._moments(context)
         x = mean + torch.exp(log_std) * epsilon
         x = x if shift is None else x + shift
         # by the same arithmetic as _log_prob, so that equal p and q cancel to the last digit
-        return x, _log_normal(x, mean, log_std)
+        return x, self._log_normal(x, mean, log_std)
+
+    def _moments(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        return halves(self.network(context), self.shape, "ConditionalNormal")
+
+    def _log_normal(self, x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+        scaled = (x - mean) * torch.exp(-log_std)
+        return -sum_event(0.5 * (scaled.square() + LOG_2_PI) + log_std, self.shape)
 
     def _check_context(self, context: Tensor | None) -> Tensor:
         if context is None or self.context_shape is None:
             raise ValueError(f"ConditionalNormal: needs a context (*, {self.context_shape}).")
         check_shape(context, self.context_shape, "ConditionalNormal, context")
         return context
-
-
-def _log_normal(x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    scaled = (x - mean) * torch.exp(-log_std)
-    return -(0.5 * (scaled.square() + LOG_2_PI) + log_std).sum(-1)

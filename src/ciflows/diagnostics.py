@@ -15,29 +15,32 @@ from __future__ import annotations
 __all__ = [
     "CurvePoint",
     "Lipschitz",
+    "LogDetError",
     "RoundTrip",
     "Share",
     "Stretch",
     "draws_curve",
     "leaked_mass",
     "lipschitz",
+    "log_det_error",
     "paper_log_prob",
     "round_trip",
 ]
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ciflows.bijections import LogDet, Residual, Roulette, Standardise
+from ciflows.bijections import LogDet, Residual, Roulette, Series, Standardise
 from ciflows.estimate import RunningEstimate, log_mean_exp
 from ciflows.flow import Flow
 from ciflows.indexed import Indexed
-from ciflows.layers import Bijection, Layer, check_shape, join
+from ciflows.layers import Bijection, Layer, check_shape, join, leading_shape
+from ciflows.networks.lipschitz import LipschitzNetwork
 from ciflows.noise import Noise
 
 ROWS = 2**12
@@ -96,6 +99,23 @@ class CurvePoint(NamedTuple):
     log_prob: float
     std_error: float
     monte_carlo_error: float
+
+
+class LogDetError(NamedTuple):
+    """What the probes of estimated log-determinants do to a data set's mean log_prob, in nats.
+
+    Attributes:
+        std_error: Standard error of the mean that the choice of probes causes.
+        bias: Estimate of how much too high the mean is, since their error is not quite the same in all
+            copies of a row, and a log-mean-exp is raised by what differs. Take it off the mean.
+        bias_error: Standard error of that estimate.
+        truncation: Bound on what cutting off the power series can do to the mean.
+    """
+
+    std_error: float
+    bias: float
+    bias_error: float
+    truncation: float
 
 
 def leaked_mass(
@@ -168,6 +188,54 @@ def round_trip(flow: Flow, x: Tensor, context: Tensor | None = None, seed: int |
             layers.append(_largest(step.bijection.decode(step.z, step.context) - step.x))
             back = step.bijection.decode(back, step.context)
     return RoundTrip(tuple(reversed(layers)), _largest(back - x))
+
+
+@torch.no_grad()
+def log_det_error(
+    flow: Flow,
+    x: Tensor,
+    samples: int = 100,
+    context: Tensor | None = None,
+    seed: int = 0,
+    groups: int = 4,
+) -> LogDetError:
+    """What the probes of `Series` log-determinants still contribute to the mean of log_prob over rows.
+
+    log_prob L is taken from all N probes and from each of G groups of N / G of them, with the same draws
+    of u. Rows have independent probes, and to first order the groups' mean is L: their spread in each
+    row gives the variance of its L. The bias of a log-mean-exp falls as 1 / N, so that
+
+        E[L_group] = L + b G / N,    E[L] = L + b / N,    b / N = (E[L_group] - E[L]) / (G - 1).
+
+    It takes twice as long as `flow.estimate` of the same points; some of the data will do. A flow
+    without such log-determinants has no such error.
+
+    Arguments:
+        flow: The model, in eval() mode.
+        x: Points (rows, shape).
+        samples: Draws for each point, m.
+        context: Context (rows, context_shape) of a conditional density.
+        seed: Seed of the draws of u.
+        groups: G, at least 2; it has to divide the number of probes.
+    """
+    blocks = [block for block in flow.modules() if isinstance(block, Residual)]
+    blocks = [block for block in blocks if isinstance(block.log_det, Series)]
+    series = [cast(Series, block.log_det) for block in blocks]
+    if not series or not len(x):
+        return LogDetError(0.0, 0.0, 0.0, 0.0)
+    whole = flow.estimate(x, samples, context=context, seed=seed).log_prob.double()
+    parts = []
+    for some in zip(*(one.split(groups) for one in series), strict=True):
+        with _given_log_dets(blocks, some):
+            parts.append(flow.estimate(x, samples, context=context, seed=seed).log_prob.double())
+    variance, mean = torch.var_mean(torch.stack(parts), dim=0)
+    bias = (mean - whole) / (groups - 1)
+    return LogDetError(
+        std_error=(variance / groups).sum().sqrt().item() / len(x),
+        bias=bias.mean().item(),
+        bias_error=bias.std().item() / math.sqrt(len(x)) if len(x) > 1 else math.nan,
+        truncation=sum(one.tolerance for one in series),
+    )
 
 
 @torch.no_grad()
@@ -251,18 +319,23 @@ class _Omitted:
     noisy = False
 
     def __call__(
-        self, network: nn.Module, x: Tensor, context: Tensor | None, noise: Noise
+        self, network: LipschitzNetwork, x: Tensor, context: Tensor | None, noise: Noise
     ) -> tuple[Tensor, Tensor]:
-        return network(x, context=context)[0], x.new_zeros(x.shape[:-1])
+        return network(x, context=context)[0], x.new_zeros(leading_shape(x, network.shape))
+
+
+def _log_dets(flow: Flow, strategy: LogDet) -> AbstractContextManager[None]:
+    """Give every residual block this strategy for a while."""
+    blocks = [module for module in flow.modules() if isinstance(module, Residual)]
+    return _given_log_dets(blocks, [strategy] * len(blocks))
 
 
 @contextmanager
-def _log_dets(flow: Flow, strategy: LogDet) -> Iterator[None]:
-    """Give every residual block this strategy for a while."""
-    blocks = [module for module in flow.modules() if isinstance(module, Residual)]
+def _given_log_dets(blocks: Sequence[Residual], strategies: Sequence[LogDet]) -> Iterator[None]:
+    """Give each block a strategy of its own for a while."""
     before = [(block.log_det, block.training_log_det) for block in blocks]
     try:
-        for block in blocks:
+        for block, strategy in zip(blocks, strategies, strict=True):
             block.log_det = block.training_log_det = strategy
         yield
     finally:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ciflows.densities import Density, StandardNormal
 from ciflows.estimate import Estimate, RunningEstimate
 from ciflows.layers import InversionError, Layer, Shape, check_shape
-from ciflows.noise import Noise
+from ciflows.noise import Noise, TemperedNoise
 
 FIRST_DRAWS = 16
 
@@ -87,7 +87,8 @@ class Flow(Density):
 
     def log_weight(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
         """Algorithm 1: one unbiased draw of the ELBO of each x (*, shape) -> (*)."""
-        return self._encode(self._parts(), x, context, noise or Noise())[0]
+        noise = (noise or Noise()).about(x, self.shape)
+        return self._encode(self._parts(), x, context, noise)[0]
 
     def log_weights(
         self,
@@ -175,11 +176,26 @@ class Flow(Density):
         return Estimate(*columns)
 
     @torch.no_grad()
-    def sample(self, n: int, context: Tensor | None = None, seed: int | None = None) -> Tensor:
-        """Draw n points (n, shape), or n for each context: (*, context_shape) -> (n, *, shape)."""
+    def sample(
+        self,
+        n: int,
+        context: Tensor | None = None,
+        seed: int | None = None,
+        temperature: float = 1.0,
+    ) -> Tensor:
+        """Draw n points (n, shape), or n for each context: (*, context_shape) -> (n, *, shape).
+
+        Arguments:
+            n: How many.
+            context: Context of a conditional density.
+            seed: Seed of the draws.
+            temperature: Factor of all normal numbers drawn; samples of the model itself have 1.
+        """
         if n < 1:
             raise ValueError(f"Flow.sample: n must be at least 1; got {n}.")
         noise = Noise.seeded(seed, self.device)
+        if temperature != 1:
+            noise = TemperedNoise(noise.generator, temperature)
         each: Shape = ()
         self._check_context(context)
         if context is not None and self.context_shape is not None:
@@ -236,7 +252,7 @@ class Flow(Density):
         self, x: Tensor, samples: int, context: Tensor | None, noise: Noise
     ) -> Iterator[Tensor]:
         """Yield all log-weights as tensors (k, *), with no more rows at once than fit well."""
-        parts = self._parts()
+        parts, noise = self._parts(), noise.about(x, self.shape)
         first = next((i for i, part in enumerate(parts) if not part.exact), len(parts))
         shared, z = self._encode(parts[:first], x, context, noise)
         leading = x.shape[: x.ndim - len(self.shape)]
@@ -312,9 +328,13 @@ class Flow(Density):
 def _rows_at_once(shape: Shape, device: torch.device) -> int:
     """How many rows to push through the layers together: enough to be quick, few enough to fit.
 
-    A residual block carries a tangent for each feature, so that a row costs as many.
+    A residual block carries a tangent for each feature, so that a row of vectors costs as many. Networks
+    of images hold a hundred channels or so for each pixel, and a few tangents: below 1 GB on a CPU.
     """
-    return max(1, 2**20 // (1 + torch.Size(shape).numel())) if device.type == "cuda" else 2**11
+    if len(shape) == 3:
+        return max(1, (2**20 if device.type == "cuda" else 2**16) // (shape[1] * shape[2]))
+    size = 1 + torch.Size(shape).numel()
+    return max(1, 2**20 // size if device.type == "cuda" else min(2**11, 2**17 // size))
 
 
 def _check_samples(samples: int) -> None:

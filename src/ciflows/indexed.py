@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from ciflows.densities import Density
-from ciflows.layers import Bijection, Layer, Shape, join
+from ciflows.layers import Bijection, Layer, Shape, join, leading_shape
 from ciflows.noise import Noise
 
 
@@ -27,7 +27,8 @@ class Indexed(Layer):
         family: A bijection that takes u as its context (u joined with the context, where there is one).
         prior: p(u | z), with z (and the context) as its context. A `Flow` will do.
         posterior: q(u | x), with x (and the context) as its context; its density has to be exact.
-        context_shape: Shape of the outer context of a conditional density.
+        context_shape: Shape of the outer context of a conditional density: a vector beside vectors, an
+            image beside images.
 
     Example:
         >>> import torch
@@ -57,6 +58,11 @@ class Indexed(Layer):
                 "Indexed: the posterior's density must be exact, since the weight divides by it; "
                 f"{type(posterior).__name__} only estimates it."
             )
+        if context_shape is not None and len(context_shape) != len(family.shape):
+            raise ValueError(
+                f"Indexed: a context of shape {context_shape} cannot be joined with x of shape "
+                f"{family.shape}; give it as many dimensions."
+            )
         self.family = family
         self.prior = prior
         self.posterior = posterior
@@ -66,16 +72,16 @@ class Indexed(Layer):
         return self.family.noisy or self.prior.noisy or self.posterior.noisy
 
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
-        leading = x.shape[: x.ndim - len(self.shape)]
-        u, log_q = noise.posterior(self.posterior, leading, join(x, context))
-        z, log_det = self.family.encode(x, join(u, context), noise)
-        log_p = self.prior.log_weight(u, join(z, context), noise)
+        dims, leading = len(self.shape), leading_shape(x, self.shape)
+        u, log_q = noise.posterior(self.posterior, leading, join(x, context, dims))
+        z, log_det = self.family.encode(x, join(u, context, dims), noise)
+        log_p = self.prior.log_weight(u, join(z, context, dims), noise)
         return z, log_det + log_p - log_q
 
     def _decode(self, z: Tensor, context: Tensor | None, noise: Noise) -> Tensor:
-        leading = z.shape[: z.ndim - len(self.noise_shape)]
-        u = self.prior.draw(leading, join(z, context), noise)
-        return self.family.decode(z, join(u, context), noise)
+        dims, leading = len(self.shape), leading_shape(z, self.noise_shape)
+        u = self.prior.draw(leading, join(z, context, dims), noise)
+        return self.family.decode(z, join(u, context, dims), noise)
 
 
 def interleave(

@@ -14,7 +14,19 @@ What a layer takes from data at the start, such as a normalisation, it takes in 
 
 from __future__ import annotations
 
-__all__ = ["Bijection", "InversionError", "Layer", "Shape", "check_order", "check_shape", "join"]
+__all__ = [
+    "Bijection",
+    "InversionError",
+    "Layer",
+    "Shape",
+    "as_shape",
+    "check_order",
+    "check_shape",
+    "halves",
+    "join",
+    "leading_shape",
+    "sum_event",
+]
 
 from abc import ABC, abstractmethod
 
@@ -43,17 +55,50 @@ def check_order(order: Tensor, what: str) -> None:
         raise ValueError(f"{what}: expected each of 0, ..., d - 1 once; got {order.tolist()}.")
 
 
-def join(first: Tensor, second: Tensor | None) -> Tensor:
-    """Concatenate two vectors (*, a) and (*, b) into (*, a + b), broadcasting what leads.
+def as_shape(size: int | Shape) -> Shape:
+    """The shape of vectors of so many features; a shape as it is."""
+    return (size,) if isinstance(size, int) else tuple(size)
+
+
+def leading_shape(value: Tensor, shape: Shape) -> torch.Size:
+    """The dimensions * of a value (*, shape)."""
+    return value.shape[: value.ndim - len(shape)]
+
+
+def sum_event(value: Tensor, shape: Shape) -> Tensor:
+    """Sum a value (*, shape) over all of its shape's dimensions: (*)."""
+    return value.sum(tuple(range(-len(shape), 0)))
+
+
+def halves(output: Tensor, shape: Shape, what: str) -> tuple[Tensor, Tensor]:
+    """Part a network's output (*, 2 c, ...) into two values of shape (c, ...).
+
+    Checked, since an output of another size might broadcast, to a wrong likelihood.
+    """
+    check_shape(output, (2 * shape[0], *shape[1:]), f"{what}, its network's output")
+    first, second = output.chunk(2, dim=-len(shape))
+    return first, second
+
+
+def join(first: Tensor, second: Tensor | None, dims: int = 1) -> Tensor:
+    """Concatenate vectors (*, a) and (*, b) into (*, a + b), or images by channel; what leads is shared.
+
+    Arguments:
+        first: A value (*, a, ...).
+        second: Another one (*, b, ...); None for nothing to join.
+        dims: Number of dimensions of one value: 1 for vectors, 3 for images (channels, height, width).
 
     Example:
         >>> join(torch.zeros(5, 3, 2), torch.ones(3, 1)).shape
         torch.Size([5, 3, 3])
+        >>> join(torch.zeros(5, 3, 2, 4, 4), torch.ones(3, 1, 4, 4), dims=3).shape
+        torch.Size([5, 3, 3, 4, 4])
     """
     if second is None:
         return first
-    leading = torch.broadcast_shapes(first.shape[:-1], second.shape[:-1])
-    return torch.cat([first.expand(*leading, -1), second.expand(*leading, -1)], dim=-1)
+    leading = torch.broadcast_shapes(first.shape[:-dims], second.shape[:-dims])
+    parts = [part.expand(*leading, *part.shape[-dims:]) for part in (first, second)]
+    return torch.cat(parts, dim=-dims)
 
 
 class Layer(nn.Module, ABC):

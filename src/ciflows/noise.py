@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ["Noise"]
+__all__ = ["Noise", "TemperedNoise"]
 
+import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from ciflows.densities import Density
+
+N = TypeVar("N", bound="Noise")
 
 
 class Noise:
@@ -29,6 +32,7 @@ class Noise:
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self.generator = generator
+        self.data: Tensor | None = None
 
     @classmethod
     def seeded(cls, seed: int | None, device: torch.device | str = "cpu") -> Noise:
@@ -45,6 +49,36 @@ class Noise:
         """Numbers uniform on [0, 1) with the type and device of `like`."""
         return torch.rand(tuple(shape), dtype=like.dtype, device=like.device, generator=self.generator)
 
+    def about(self: N, x: Tensor, shape: Sequence[int]) -> N:
+        """The same noise for x (*, shape), so that the `signs` of all that is made of it are its own."""
+        if self.data is not None:  # a flow inside another one: the outer one's data count
+            return self
+        noise = copy.copy(self)
+        noise.data = x.detach().flatten(x.ndim - len(shape))
+        return noise
+
+    def signs(self, x: Tensor, shape: Sequence[int], numbers: Sequence[int], seed: int = 0) -> Tensor:
+        """Signs ±1 for x (*, shape) that no draw changes: (len(numbers), *, shape).
+
+        Each is a hash of the seed, its number, its place in `shape` and the datum that x was made from
+        (`about`; x itself where nothing is known). So all copies of one datum get the same signs,
+        whatever its neighbours, its place in a batch and the device; different data, independent ones.
+
+        Example:
+            >>> x = torch.randn(3, 2)
+            >>> copies = Noise().about(x, (2,)).signs(torch.randn(5, 3, 2), (2,), range(4))
+            >>> copies.shape, bool((copies == copies[:, :1]).all())
+            (torch.Size([4, 5, 3, 2]), True)
+        """
+        leading = x.shape[: x.ndim - len(shape)]
+        data = x.detach().flatten(len(leading)) if self.data is None else self.data
+        keys = _mix(_digest(data) ^ _mix(torch.tensor(seed, device=x.device)))
+        each = torch.tensor(list(numbers), device=x.device).reshape(-1, *[1] * len(leading))
+        places = torch.arange(torch.Size(shape).numel(), device=x.device)
+        hashed = _mix(_mix(keys ^ _mix(each))[..., None] ^ _mix(places))
+        signs = torch.where(hashed < 0, -1.0, 1.0).to(x.dtype)
+        return signs.reshape(*hashed.shape[:-1], *shape).expand(len(each), *x.shape)
+
     def geometric(self, p: float) -> int:
         """A draw from P(n) = p (1 - p)^(n - 1) on n = 1, 2, ..."""
         device = self.generator.device if self.generator is not None else "cpu"
@@ -57,3 +91,47 @@ class Noise:
         Objectives that need other gradients of q than the plain ones override this.
         """
         return density.draw_with_log_prob(leading, context, self)
+
+
+class TemperedNoise(Noise):
+    """Noise whose normal numbers are multiplied by a temperature.
+
+    A flow then draws its base, what leaves it early and its indices closer to their means (below 1) or
+    farther away: fewer kinds of samples, but likelier ones, or more.
+
+    Arguments:
+        generator: The generator that every number comes from; torch's own where it is None.
+        temperature: The factor.
+    """
+
+    def __init__(self, generator: torch.Generator | None, temperature: float) -> None:
+        super().__init__(generator)
+        self.temperature = temperature
+
+    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        return self.temperature * super().normal(shape, like)
+
+
+def _digest(data: Tensor) -> Tensor:
+    """A 64-bit number for each row of some data: (*, d) -> (*)."""
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[data.element_size()]
+    bits = data.contiguous().view(whole).long()
+    places = torch.arange(data.shape[-1], device=data.device)
+    return _mix(bits ^ _mix(places)).sum(-1)
+
+
+def _mix(key: Tensor) -> Tensor:
+    """Scatter 64-bit integers over all 64-bit integers (the finaliser of splitmix64, Steele et al.)."""
+    key = key + _signed(0x9E3779B97F4A7C15)
+    key = (key ^ _shift(key, 30)) * _signed(0xBF58476D1CE4E5B9)
+    key = (key ^ _shift(key, 27)) * _signed(0x94D049BB133111EB)
+    return key ^ _shift(key, 31)
+
+
+def _shift(key: Tensor, places: int) -> Tensor:
+    """Shift right and fill with zeros, where torch fills with the sign."""
+    return (key >> places) & ((1 << (64 - places)) - 1)
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >= 1 << 63 else number

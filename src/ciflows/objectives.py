@@ -74,7 +74,7 @@ class DReG:
         weights = torch.softmax(log_weights.detach(), dim=0)
         for u in paths.drawn:
             if u.requires_grad:
-                u.register_hook(lambda grad: grad * weights[..., None])
+                u.register_hook(lambda grad: grad * _beside(weights, grad))
         return log_mean_exp(log_weights)
 
 
@@ -126,6 +126,11 @@ class _PathDraw(nn.Module):
         self, leading: torch.Size, context: Tensor, tape: _Tape, path: Tensor
     ) -> tuple[Tensor, Tensor]:
         return self.density.draw_with_log_prob(leading, context, tape, shift=path - path.detach())
+
+
+def _beside(weights: Tensor, value: Tensor) -> Tensor:
+    """Weights (*) with dimensions of size 1 added, so that they multiply a value (*, shape)."""
+    return weights.reshape(*weights.shape, *[1] * (value.ndim - weights.ndim))
 
 
 def _refuse_noise(flow: Flow) -> None:

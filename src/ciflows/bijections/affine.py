@@ -1,13 +1,15 @@
-"""Affine maps: the paper's usual indexed family, and the standardisation of data."""
+"""Affine maps: the paper's usual indexed family, and the scaling of data."""
 
 from __future__ import annotations
 
-__all__ = ["Affine", "Standardise"]
+__all__ = ["Affine", "Scale", "Standardise"]
+
+import math
 
 import torch
 from torch import Tensor, nn
 
-from ciflows.layers import Bijection
+from ciflows.layers import Bijection, Shape, as_shape, halves, leading_shape, sum_event
 from ciflows.noise import Noise
 
 
@@ -15,10 +17,10 @@ class Affine(Bijection):
     """z = e^s ⊙ (x + t), where [s, t] is a network's output for the context (section 3.1).
 
     Arguments:
-        features: Size of x.
-        network: Maps the context (*, context_features) to (*, 2 features), s first. Where its last
-            weights are zero the map is the identity.
-        context_features: Size of the context.
+        features: Size of x, or its shape.
+        network: Maps the context (*, context_features) to (*, 2 features), s first; that of images gives
+            twice their channels. Where its last weights are zero the map is the identity.
+        context_features: Size of the context, or its shape.
 
     Example:
         >>> from ciflows.networks import MLP
@@ -28,8 +30,8 @@ class Affine(Bijection):
         (True, True)
     """
 
-    def __init__(self, features: int, network: nn.Module, context_features: int) -> None:
-        super().__init__((features,), context_shape=(context_features,))
+    def __init__(self, features: int | Shape, network: nn.Module, context_features: int | Shape) -> None:
+        super().__init__(as_shape(features), context_shape=as_shape(context_features))
         self.network = network
 
     @property
@@ -37,12 +39,12 @@ class Affine(Bijection):
         return ("_encode",)
 
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
-        s, t = self.network(context).chunk(2, dim=-1)
+        s, t = halves(self.network(context), self.shape, "Affine")
         z = torch.exp(s) * (x + t)
-        return z, s.sum(-1).expand(z.shape[:-1])
+        return z, sum_event(s, self.shape).expand(leading_shape(z, self.shape))
 
     def _decode(self, z: Tensor, context: Tensor | None, noise: Noise) -> Tensor:
-        s, t = self.network(context).chunk(2, dim=-1)
+        s, t = halves(self.network(context), self.shape, "Affine")
         return torch.exp(-s) * z - t
 
 
@@ -50,8 +52,8 @@ class Standardise(Bijection):
     """z = (x - mean) / scale with fixed numbers, so that likelihoods stay in the units of the data.
 
     Arguments:
-        mean: Means (features,).
-        scale: Positive scales (features,).
+        mean: Means (*shape).
+        scale: Positive scales (*shape).
 
     Example:
         >>> layer = Standardise(torch.zeros(2), torch.tensor([2.0, 5.0]))
@@ -69,9 +71,35 @@ class Standardise(Bijection):
         self.register_buffer("scale", scale.clone())
 
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
-        leading = x.shape[: x.ndim - 1]
         log_det = -torch.log(self.scale).sum()
-        return (x - self.mean) / self.scale, log_det.expand(leading)
+        return (x - self.mean) / self.scale, log_det.expand(leading_shape(x, self.shape))
 
     def _decode(self, z: Tensor, context: Tensor | None, noise: Noise) -> Tensor:
         return z * self.scale + self.mean
+
+
+class Scale(Bijection):
+    """z = factor x, as pixels from 0 to 256 are brought to [0, 1].
+
+    Arguments:
+        shape: Shape of one x.
+        factor: A positive number.
+
+    Example:
+        >>> z, log_det = Scale((1, 2, 2), 1 / 256).encode(torch.full((1, 2, 2), 128.0))
+        >>> bool((z == 0.5).all()), round(log_det.item(), 4)
+        (True, -22.1807)
+    """
+
+    def __init__(self, shape: Shape, factor: float) -> None:
+        super().__init__(shape)
+        if not factor > 0:
+            raise ValueError(f"Scale: the factor must be positive; got {factor}.")
+        self.factor = factor
+
+    def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
+        log_det = math.prod(self.shape) * math.log(self.factor)
+        return self.factor * x, x.new_full(leading_shape(x, self.shape), log_det)
+
+    def _decode(self, z: Tensor, context: Tensor | None, noise: Noise) -> Tensor:
+        return z / self.factor

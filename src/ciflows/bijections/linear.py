@@ -1,14 +1,14 @@
-"""Linear maps of vectors: permutations, and matrices in triangular factors."""
+"""Linear maps: permutations, matrices in triangular factors, and the same for the channels of images."""
 
 from __future__ import annotations
 
-__all__ = ["LULinear", "Permutation"]
+__all__ = ["InvertibleConv", "LULinear", "Permutation"]
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ciflows.layers import Bijection, check_order
+from ciflows.layers import Bijection, Shape, check_order
 from ciflows.noise import Noise
 
 
@@ -88,3 +88,40 @@ class LULinear(Bijection):
         lower = torch.diag(ones).index_put((self.rows, self.columns), self.lower)
         upper = torch.diag(torch.exp(self.log_diagonal))
         return lower, upper.index_put((self.columns, self.rows), self.upper)
+
+
+class InvertibleConv(Bijection):
+    """A 1×1 convolution z = L U P x + b of each pixel's channels (Kingma and Dhariwal, 2018).
+
+    P is a fixed permutation; L and U are those of `LULinear`, the identity at the start.
+
+    Arguments:
+        shape: Shape of one x: (channels, height, width).
+        order: The permutation of the channels (channels,); a random one where None.
+
+    Example:
+        >>> layer = InvertibleConv((12, 16, 16))
+        >>> z, log_det = layer.encode(torch.randn(5, 12, 16, 16))
+        >>> z.shape, log_det.shape
+        (torch.Size([5, 12, 16, 16]), torch.Size([5]))
+    """
+
+    def __init__(self, shape: Shape, order: Tensor | None = None) -> None:
+        super().__init__(shape)
+        order = torch.randperm(shape[0]) if order is None else order
+        if len(shape) != 3 or order.shape != (shape[0],):
+            raise ValueError(
+                "InvertibleConv: expected a shape (channels, height, width) and the order of as many "
+                f"channels; got {tuple(shape)} and an order of shape {tuple(order.shape)}."
+            )
+        self.permutation = Permutation(order)
+        self.linear = LULinear(shape[0])
+
+    def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
+        pixels, _ = self.permutation.encode(x.movedim(-3, -1))
+        z, log_det = self.linear.encode(pixels)
+        return z.movedim(-1, -3), log_det.sum((-2, -1))
+
+    def _decode(self, z: Tensor, context: Tensor | None, noise: Noise) -> Tensor:
+        pixels = self.permutation.decode(self.linear.decode(z.movedim(-3, -1)))
+        return pixels.movedim(-1, -3)

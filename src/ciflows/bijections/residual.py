@@ -4,12 +4,14 @@ from __future__ import annotations
 
 __all__ = ["Residual"]
 
+import math
+
 import torch
 from torch import Tensor
 
-from ciflows.bijections.log_det import Exact, LogDet, with_jacobian
-from ciflows.layers import Bijection, InversionError
-from ciflows.networks.lipschitz import LipschitzMLP
+from ciflows.bijections.log_det import EXACT_LIMIT, Exact, LogDet, default_log_det, with_jacobian
+from ciflows.layers import Bijection, InversionError, leading_shape
+from ciflows.networks.lipschitz import LipschitzNetwork
 from ciflows.noise import Noise
 
 ROUNDING_STEPS = 32.0
@@ -20,12 +22,13 @@ class Residual(Bijection):
 
     Arguments:
         network: g, with a Lipschitz constant below 1.
-        log_det: How the log-determinant is had.
+        log_det: How the log-determinant is had; `default_log_det` where it is not said.
         training_log_det: How it is had in training mode, where that differs.
         max_iterations: The most evaluations of g in `decode`.
         memory: How many past iterates the acceleration (Anderson's) combines.
 
     Example:
+        >>> from ciflows.networks import LipschitzMLP
         >>> layer = Residual(LipschitzMLP(2, hidden=[32, 32])).double()
         >>> x = torch.randn(5, 2).double()
         >>> z, log_det = layer.encode(x)
@@ -35,20 +38,18 @@ class Residual(Bijection):
 
     def __init__(
         self,
-        network: LipschitzMLP,
+        network: LipschitzNetwork,
         log_det: LogDet | None = None,
         training_log_det: LogDet | None = None,
         max_iterations: int = 1000,
         memory: int = 4,
     ) -> None:
-        context = network.context
-        context_shape = None if context is None else (context.in_features,)
-        super().__init__((network.features,), context_shape=context_shape)
+        super().__init__(network.shape, context_shape=network.context_shape)
         self.network = network
-        self.log_det: LogDet = log_det or Exact()
+        self.log_det: LogDet = log_det or default_log_det(network.shape)
         self.training_log_det: LogDet = training_log_det or self.log_det
         self.max_iterations = max_iterations
-        self.memory = min(memory, network.features)
+        self.memory = min(memory, math.prod(network.shape))
 
     @property
     def noisy(self) -> bool:
@@ -56,7 +57,7 @@ class Residual(Bijection):
 
     @property
     def pure(self) -> tuple[str, ...]:
-        return () if self.noisy else ("_encode",)
+        return ("_encode",) if isinstance(self._log_det, Exact) else ()
 
     @property
     def _log_det(self) -> LogDet:
@@ -67,17 +68,23 @@ class Residual(Bijection):
         return x + g, log_det
 
     def _decode(self, z: Tensor, context: Tensor | None, noise: Noise) -> Tensor:
-        rows = z.reshape(-1, *self.shape)
-        if context is not None:
-            context = context.expand(*z.shape[:-1], -1).reshape(len(rows), -1)
+        leading = leading_shape(z, self.shape)
+        rows = z.reshape(-1, math.prod(self.shape))
+        if context is not None and self.context_shape is not None:
+            context = context.expand(*leading, *self.context_shape)
+            context = context.reshape(len(rows), *self.context_shape)
         with torch.no_grad():
             x = self._solve(rows, context)
         if torch.is_grad_enabled():
             x = self._attach(x, rows, context)
         return x.reshape(z.shape)
 
+    def _g(self, rows: Tensor, context: Tensor | None) -> Tensor:
+        """g of rows (rows, d), as such rows."""
+        return self.network(rows.reshape(-1, *self.shape), context=context)[0].flatten(1)
+
     def _solve(self, z: Tensor, context: Tensor | None) -> Tensor:
-        """Solve x + g(x) = z row by row, to rounding error; rows leave as they converge.
+        """Solve x + g(x) = z for rows (rows, d), to rounding error; they leave as they converge.
 
         Anderson's acceleration: the next iterate is the combination of past ones whose residuals, to
         first order, add up to the least; where that did not shrink a row's residual, the plain step,
@@ -92,7 +99,7 @@ class Residual(Bijection):
         past_r: list[Tensor] = []
         for _ in range(self.max_iterations):
             given = None if context is None else context[active]
-            residual = z[active] - self.network(x, context=given)[0] - x
+            residual = z[active] - self._g(x, given) - x
             size = residual.norm(dim=-1)  # the norm in which the plain step contracts
             # a plain step that shortens nothing has met the rounding of g's hidden units
             near = loose[active].maximum(eps**0.5 * x.norm(dim=-1))
@@ -119,10 +126,28 @@ class Residual(Bijection):
     def _attach(self, x: Tensor, z: Tensor, context: Tensor | None) -> Tensor:
         """Give the solution its gradient by the implicit function theorem: one Newton step, with
         I + J held fixed."""
+        residual = x + self._g(x, context) - z
+        if x.shape[1] > EXACT_LIMIT:
+            if residual.requires_grad:
+                residual.register_hook(lambda grad: self._solve_adjoint(x, grad, context))
+            return x - residual
         with torch.no_grad():
-            matrix = with_jacobian(self.network, x, context)[1]
-        residual = x + self.network(x, context=context)[0] - z
+            matrix = with_jacobian(self.network, x.reshape(-1, *self.shape), context)[1]
         return x - torch.linalg.solve(matrix.movedim(0, -1), residual)
+
+    def _solve_adjoint(self, x: Tensor, grad: Tensor, context: Tensor | None) -> Tensor:
+        """Solve (I + Jᵀ) w = grad for rows (rows, d) by w ← grad - Jᵀ w, without the matrix."""
+        with torch.enable_grad():
+            point = x.detach().requires_grad_()
+            g = self._g(point, context)
+        tolerance = ROUNDING_STEPS * torch.finfo(x.dtype).eps * grad.norm(dim=1)
+        w = grad
+        for _ in range(self.max_iterations):
+            before, (product,) = w, torch.autograd.grad(g, point, w, retain_graph=True)
+            w = grad - product
+            if not bool(((w - before).norm(dim=1) > tolerance).any()):
+                break
+        return w
 
 
 def _anderson(past_x: list[Tensor], past_r: list[Tensor]) -> Tensor:

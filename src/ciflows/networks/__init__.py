@@ -1,7 +1,18 @@
-"""Networks: plain ones for conditionals, Lipschitz ones for residual blocks, masked ones for splines."""
+"""Networks: plain and convolutional, Lipschitz ones for residual blocks, masked ones for splines."""
 
 from ciflows.networks.lipschitz import LipschitzMLP, converge_norms, update_norms
+from ciflows.networks.lipschitz_conv import LipschitzConvNet
 from ciflows.networks.masked import MaskedResidualNet
 from ciflows.networks.mlp import MLP
+from ciflows.networks.resnet import ResNet, fold
 
-__all__ = ["MLP", "LipschitzMLP", "MaskedResidualNet", "converge_norms", "update_norms"]
+__all__ = [
+    "MLP",
+    "LipschitzConvNet",
+    "LipschitzMLP",
+    "MaskedResidualNet",
+    "ResNet",
+    "converge_norms",
+    "fold",
+    "update_norms",
+]

@@ -11,12 +11,21 @@ and being made of ordinary operations it can be differentiated again.
 
 from __future__ import annotations
 
-__all__ = ["LipschitzMLP", "SpectralLinear", "converge_norms", "update_norms"]
+__all__ = [
+    "LipSwish",
+    "LipschitzMLP",
+    "LipschitzNetwork",
+    "Spectral",
+    "SpectralLinear",
+    "converge_norms",
+    "update_norms",
+]
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -29,11 +38,12 @@ SCALE = 1 / 1.1  # the largest slope of x σ(βx), for every β, is below 1.1
 MAX_POWER_ITERATIONS = 1000
 
 
-class _LipSwish(torch.autograd.Function):
+class LipSwish(torch.autograd.Function):
     """Value and tangents through a(h) = h σ(βh) / 1.1, in few operations both ways.
 
-    Rows: `stack` (1 + k, *, features) holds a value, less its bias, and k tangents. The slope a' and the
-    curvature a'' come from the same sigmoid, so that the backward pass recomputes and stores little.
+    Rows: `stack` (1 + k, *, features) holds a value, less its bias, and k tangents; for images it is
+    (1 + k, *, channels, height, width) with a bias (channels, 1, 1). The slope a' and the curvature a''
+    come from the same sigmoid, so that the backward pass recomputes and stores little.
     """
 
     @staticmethod
@@ -42,6 +52,7 @@ class _LipSwish(torch.autograd.Function):
         bh = beta * h
         s = torch.sigmoid(bh)
         value = h * s * SCALE
+        ctx.bias_shape = bias.shape
         ctx.save_for_backward(stack, bh, s, beta)
         if len(stack) == 1:
             return value[None]
@@ -62,7 +73,7 @@ class _LipSwish(torch.autograd.Function):
             grad_h = torch.addcmul(grad_h, bend, beta * SCALE)
             by_beta = torch.addcmul(by_beta, bend, beta)
             grad_stack = torch.cat([grad_h[None], grad[1:] * slope])
-        grad_bias = grad_h.reshape(-1, grad_h.shape[-1]).sum(0)
+        grad_bias = grad_h.sum_to_size(ctx.bias_shape)
         grad_beta = torch.dot(by_beta.flatten(), bh.flatten()) * SCALE / beta.square()
         return grad_stack, grad_bias, grad_beta
 
@@ -72,12 +83,57 @@ def _slope(bh: Tensor, s: Tensor) -> Tensor:
     return (torch.addcmul(bh, bh, s, value=-1) + 1) * s * SCALE
 
 
-class SpectralLinear(nn.Module):
+class Spectral(nn.Module, ABC):
+    """A linear map whose weight W is scaled down to norm `bound` where it exceeds it.
+
+    The norm is σ = ⟨u, Wv⟩ with buffers u and v that power iterations keep near the leading singular
+    vectors: `update_norms` and `converge_norms` move them, and nothing else does.
+
+    Arguments:
+        weight: The weight at the start.
+        bias: The bias at the start.
+        u: A vector of the outputs' shape, to start from.
+        v: One of the inputs' shape.
+        bound: The largest norm.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor, u: Tensor, v: Tensor, bound: float) -> None:
+        super().__init__()
+        self.bound = bound
+        self.weight = nn.Parameter(weight)
+        self.bias = nn.Parameter(bias)
+        self.u: Tensor
+        self.v: Tensor
+        self.register_buffer("u", u / u.norm())
+        self.register_buffer("v", v / v.norm())
+
+    def scaled_weight(self) -> Tensor:
+        return self.weight * (self.bound / self._norm().clamp(min=self.bound))
+
+    @property
+    def kind(self) -> Hashable:
+        """What maps that iterate together have in common."""
+        return type(self), self.weight.shape, self.v.shape
+
+    @abstractmethod
+    def _norm(self) -> Tensor:
+        """σ (), differentiable in W."""
+
+    @staticmethod
+    @abstractmethod
+    def product(weight: Tensor, v: Tensor) -> Tensor:
+        """W v for n maps at once: (n, *weight) and (n, *input) -> (n, *output)."""
+
+    @staticmethod
+    @abstractmethod
+    def adjoint(weight: Tensor, u: Tensor) -> Tensor:
+        """Wᵀ u for n maps at once: (n, *weight) and (n, *output) -> (n, *input)."""
+
+
+class SpectralLinear(Spectral):
     """A linear map whose weight is scaled down to spectral norm `bound` where it exceeds it.
 
-    The norm is σ = uᵀWv with buffers u and v that power iterations keep near the leading singular
-    vectors: `update_norms` and `converge_norms` move them, and nothing else does. Weights start
-    orthogonal: a flat spectrum passes most through the bound (and trains markedly faster).
+    Weights start orthogonal: a flat spectrum passes most through the bound (and trains markedly faster).
 
     Arguments:
         in_features: Size of the input.
@@ -86,79 +142,108 @@ class SpectralLinear(nn.Module):
     """
 
     def __init__(self, in_features: int, out_features: int, bound: float) -> None:
-        super().__init__()
-        self.bound = bound
-        self.weight = nn.Parameter(torch.empty(out_features, in_features))
-        self.bias = nn.Parameter(torch.empty(out_features))
-        nn.init.orthogonal_(self.weight)
+        weight = nn.init.orthogonal_(torch.empty(out_features, in_features))
         limit = 1 / math.sqrt(in_features)
-        nn.init.uniform_(self.bias, -limit, limit)
-        self.u: Tensor
-        self.v: Tensor
-        self.register_buffer("u", F.normalize(torch.randn(out_features), dim=0))
-        self.register_buffer("v", F.normalize(torch.randn(in_features), dim=0))
+        bias = nn.init.uniform_(torch.empty(out_features), -limit, limit)
+        super().__init__(weight, bias, torch.randn(out_features), torch.randn(in_features), bound)
 
-    def scaled_weight(self) -> Tensor:
-        sigma = torch.dot(self.u, torch.mv(self.weight, self.v))
-        return self.weight * (self.bound / sigma.clamp(min=self.bound))
+    def _norm(self) -> Tensor:
+        return torch.dot(self.u, torch.mv(self.weight, self.v))
+
+    @staticmethod
+    def product(weight: Tensor, v: Tensor) -> Tensor:
+        return (weight @ v[..., None]).squeeze(-1)
+
+    @staticmethod
+    def adjoint(weight: Tensor, u: Tensor) -> Tensor:
+        return (weight.mT @ u[..., None]).squeeze(-1)
 
 
 @torch.no_grad()
 def update_norms(module: nn.Module, iterations: int = 5) -> None:
-    """Run power iterations for every `SpectralLinear` in a module, those of one shape together."""
-    for linears, weight, u, v in _stacked(module):
+    """Run power iterations for every `Spectral` map in a module, those of one kind together."""
+    for maps, weight, u, v in _stacked(module):
         for _ in range(iterations):
-            u, v = _power_iteration(weight, u)
-        _store(linears, u, v)
+            u, v = _power_iteration(maps[0], weight, u)
+        _store(maps, u, v)
 
 
 @torch.no_grad()
 def converge_norms(module: nn.Module, tolerance: float = 1e-5) -> None:
     """Run power iterations until no norm in a module changes by more than `tolerance`, relatively."""
-    for linears, weight, u, v in _stacked(module):
-        before = _norms(weight, u, v)
+    for maps, weight, u, v in _stacked(module):
+        before = _norms(maps[0], weight, u, v)
         for _ in range(MAX_POWER_ITERATIONS):
             for _ in range(10):
-                u, v = _power_iteration(weight, u)
-            after = _norms(weight, u, v)
+                u, v = _power_iteration(maps[0], weight, u)
+            after = _norms(maps[0], weight, u, v)
             if bool(((after - before).abs() <= tolerance * after).all()):
                 break
             before = after
-        _store(linears, u, v)
+        _store(maps, u, v)
 
 
-def _stacked(module: nn.Module) -> list[tuple[list[SpectralLinear], Tensor, Tensor, Tensor]]:
-    groups: dict[Shape, list[SpectralLinear]] = defaultdict(list)
+def _stacked(module: nn.Module) -> list[tuple[list[Spectral], Tensor, Tensor, Tensor]]:
+    groups: dict[Hashable, list[Spectral]] = defaultdict(list)
     for part in module.modules():
-        if isinstance(part, SpectralLinear):
-            groups[tuple(part.weight.shape)].append(part)
+        if isinstance(part, Spectral):
+            groups[part.kind].append(part)
     return [
         (
-            linears,
-            torch.stack([linear.weight for linear in linears]),
-            torch.stack([linear.u for linear in linears])[..., None],
-            torch.stack([linear.v for linear in linears])[..., None],
+            maps,
+            torch.stack([part.weight for part in maps]),
+            torch.stack([part.u for part in maps]),
+            torch.stack([part.v for part in maps]),
         )
-        for linears in groups.values()
+        for maps in groups.values()
     ]
 
 
-def _power_iteration(weight: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    v = F.normalize(weight.mT @ u, dim=-2)
-    after = F.normalize(weight @ v, dim=-2)
-    return torch.where(after.any(-2, keepdim=True), after, u), v  # a zero weight must not zero u
+def _power_iteration(kind: Spectral, weight: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    v = _normalised(kind.adjoint(weight, u))
+    after = _normalised(kind.product(weight, v))
+    alive = after.flatten(1).any(1).reshape(-1, *[1] * (u.ndim - 1))
+    return torch.where(alive, after, u), v  # a zero weight must not zero u
 
 
-def _norms(weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    return (u.mT @ weight @ v).flatten()
+def _normalised(vectors: Tensor) -> Tensor:
+    return F.normalize(vectors.flatten(1), dim=1).view_as(vectors)
 
 
-def _store(linears: Sequence[SpectralLinear], u: Tensor, v: Tensor) -> None:
-    torch._foreach_copy_([linear.u for linear in linears], list(u.squeeze(-1).unbind()))
-    torch._foreach_copy_([linear.v for linear in linears], list(v.squeeze(-1).unbind()))
+def _norms(kind: Spectral, weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    return (u * kind.product(weight, v)).flatten(1).sum(1)
 
 
-class LipschitzMLP(nn.Module):
+def _store(maps: Sequence[Spectral], u: Tensor, v: Tensor) -> None:
+    torch._foreach_copy_([part.u for part in maps], list(u.unbind()))
+    torch._foreach_copy_([part.v for part in maps], list(v.unbind()))
+
+
+class LipschitzNetwork(nn.Module, ABC):
+    """g: (*, shape) -> (*, shape) with Lipschitz constant at most `kappa`, and the products J v.
+
+    Arguments:
+        shape: Shape of one x.
+        kappa: Bound on the Lipschitz constant, below 1.
+        context_shape: Shape of the context; None where there is none.
+    """
+
+    def __init__(self, shape: Shape, kappa: float, context_shape: Shape | None = None) -> None:
+        super().__init__()
+        if not 0 < kappa < 1:
+            raise ValueError(f"{type(self).__name__}: kappa must lie between 0 and 1; got {kappa}.")
+        self.shape = tuple(shape)
+        self.kappa = kappa
+        self.context_shape = context_shape
+
+    @abstractmethod
+    def forward(
+        self, x: Tensor, directions: Tensor | None = None, context: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """g(x) (*, shape) and J directions (k, *, shape), for directions of that same shape."""
+
+
+class LipschitzMLP(LipschitzNetwork):
     """(LipSwish, linear) repeated, with Lipschitz constant at most `kappa`: (*, d) -> (*, d).
 
     Each linear map gets the same share of the constant: spectral norm at most kappa^(1/n) for n of them.
@@ -185,13 +270,10 @@ class LipschitzMLP(nn.Module):
         context_features: int = 0,
         last_std: float = 1e-3,
     ) -> None:
-        super().__init__()
-        if not 0 < kappa < 1:
-            raise ValueError(f"LipschitzMLP: kappa must lie between 0 and 1; got {kappa}.")
+        super().__init__((features,), kappa, (context_features,) if context_features else None)
         sizes = [features, *hidden, features]
         bound = kappa ** (1 / (len(sizes) - 1))
         self.features = features
-        self.kappa = kappa
         self.linears = nn.ModuleList(
             SpectralLinear(before, after, bound) for before, after in itertools.pairwise(sizes)
         )
@@ -212,7 +294,7 @@ class LipschitzMLP(nn.Module):
             zip(self.linears, F.softplus(self.beta).unbind(), strict=True)
         ):
             assert isinstance(linear, SpectralLinear)
-            stack = _LipSwish.apply(stack, bias, beta) @ linear.scaled_weight().mT
+            stack = LipSwish.apply(stack, bias, beta) @ linear.scaled_weight().mT
             bias = linear.bias
             if index == 0 and self.context is not None:
                 assert context is not None
