@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["Monitor", "RunMonitor"]
+__all__ = ["Monitor", "RunMonitor", "validations"]
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,22 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ciflows.files import write_text
+
+Hear = Callable[[int, float], None]
+_HEAR: ContextVar[Hear | None] = ContextVar("hear", default=None)
+
+
+@contextmanager
+def validations(hear: Hear) -> Iterator[None]:
+    """Let `hear` have the step and the score of each validation of the runs inside the block.
+
+    It may raise to end a run: what the run has saved by then stays as it is.
+    """
+    token = _HEAR.set(hear)
+    try:
+        yield
+    finally:
+        _HEAR.reset(token)
 
 
 class Monitor:
@@ -72,6 +91,9 @@ class RunMonitor(Monitor):
             self.curves.add_scalar(name, value, step)
         shown: dict[str, Any] = {name: values[name] for name in ("loss", "validation") if name in values}
         self.progress.update(self.task, completed=done, step=f"{step}/{self.steps}", **shown)
+        hear = _HEAR.get()
+        if hear is not None and "validation" in values:
+            hear(step, values["validation"])
 
     def say(self, message: str) -> None:
         self.console.print(message, markup=False)
