@@ -14,6 +14,7 @@ from ciflows.bijections import Affine, Residual, Standardise
 from ciflows.densities import ConditionalNormal
 from ciflows.diagnostics import (
     draws_curve,
+    is_chain,
     leaked_mass,
     lipschitz,
     paper_log_prob,
@@ -234,3 +235,14 @@ def test_mlp_contexts_change_the_family() -> None:
     many = lipschitz(Flow([layer]), torch.zeros(200, 2)).whole
     one = lipschitz(Flow([layer]), torch.zeros(1, 2)).whole
     assert many.largest > one.largest or many.smallest < one.smallest
+
+
+def test_a_flow_that_is_no_chain_of_maps_is_known_as_such() -> None:
+    chain = build_model("cif-maf", features=2, layers=1)
+    assert is_chain(chain)
+    assert is_chain(Flow([Standardise(torch.zeros(2), torch.ones(2))], base=chain))
+    mixture = build_model("mixture", features=2, layers=1, components=2)
+    assert not is_chain(mixture)
+    assert not is_chain(Flow([Standardise(torch.zeros(2), torch.ones(2))], base=mixture))
+    with pytest.raises(ValueError, match="no layers"):
+        lipschitz(mixture, torch.zeros(3, 2))

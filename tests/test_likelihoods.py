@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from ciflows import Flow, Indexed, build_model
+from ciflows.bijections import Standardise
 from ciflows.densities import StandardNormal
 from ciflows.estimate import RunningEstimate, summarise
 from ciflows.noise import Noise
@@ -438,3 +440,23 @@ def test_a_context_that_no_layer_takes_is_refused() -> None:
 def test_points_of_another_precision_are_refused_in_words() -> None:
     with pytest.raises(ValueError, match=r"torch.float64, the points torch.float32"):
         cif().estimate(torch.zeros(2, 2))
+
+
+def test_estimates_keep_all_bits_whatever_is_set() -> None:
+    """Torch may be set to multiply with fewer bits on a GPU; a likelihood is not to be had that way."""
+    seen = []
+
+    class Spy(Standardise):
+        def _encode(self, *args: Any) -> Any:
+            seen.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
+            return super()._encode(*args)
+
+    flow = Flow([Spy(torch.zeros(2), torch.ones(2))])
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        flow.log_prob(torch.zeros(3, 2))
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert seen == [("highest", False)]

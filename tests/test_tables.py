@@ -296,7 +296,7 @@ def test_nine_rows_are_too_few(tmp_path: Path) -> None:
 def run(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """What every folder loads to: an untrained model of the columns b and a."""
     flow = build_model("cif-resflow", features=2, layers=1, hidden=[8]).eval()
-    run = SimpleNamespace(flow=flow, about={"columns": ["b", "a"]})
+    run = SimpleNamespace(flow=flow, about={"columns": ["b", "a"]}, images=False)
     monkeypatch.setattr(scoring, "load_run", lambda folder, device: run)
     return run
 

@@ -1,4 +1,4 @@
-"""The command line: fit, compare, score, sample, report, models, data."""
+"""The command line: fit, compare, search, score, sample, report, models, data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ __all__ = ["app", "main"]
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,8 +22,10 @@ from ciflows.errors import UserError
 if TYPE_CHECKING:
     from ciflows.config import RunConfig
     from ciflows.run import Run
+    from ciflows.search import SearchResult
 
 DEFAULT_MODEL = "cif-resflow"
+DEFAULT_IMAGE_MODEL = "cif-realnvp-image"
 
 app = typer.Typer(
     help="Densities for data that a single bijection cannot fit: continuously indexed flows.\n\n"
@@ -55,10 +57,36 @@ SeedOption = Annotated[
 ]
 DrawSeedOption = Annotated[int, typer.Option(help="Seed of the draws.", **SEEDS)]
 TableOption = Annotated[Path, typer.Option("--out", "-o", help="A .csv or .parquet file.")]
+SamplesOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        help="A .csv or .parquet file; a .png or .npy one for images. samples.csv or .png if not given.",
+    ),
+]
 PrecisionOption = Annotated[str | None, typer.Option(help="float32, float64 or tf32.")]
 MinutesOption = Annotated[
     float | None,
     typer.Option(help="Train each model for so many minutes at most; the schedule is fitted to them."),
+]
+
+
+def _set_data_folder(folder: Path | None) -> None:
+    """Name the data folder, for the processes that this one starts too."""
+    if folder is not None:
+        os.environ["CIFLOWS_DATA"] = str(folder.absolute())
+
+
+DataFolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        metavar="DIR",
+        help="The folder with the files of built-in sets; CIFLOWS_DATA or ./data if not given.",
+        callback=_set_data_folder,
+        expose_value=False,
+    ),
 ]
 
 
@@ -79,10 +107,16 @@ def _options(
 @app.command()
 def fit(
     data: Annotated[
-        str | None, typer.Argument(help="A built-in set (see 'ciflows data') or a table's path.")
+        str | None,
+        typer.Argument(
+            help="A built-in set (see 'ciflows data'), a table's path or a folder of images."
+        ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help=f"See 'ciflows models'; {DEFAULT_MODEL} if not given.")
+        str | None,
+        typer.Option(
+            help=f"See 'ciflows models'; {DEFAULT_MODEL}, or {DEFAULT_IMAGE_MODEL}, if not given."
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -98,6 +132,7 @@ def fit(
     resume: Annotated[
         Path | None, typer.Option(help="Go on with the run in this folder, as it was begun.")
     ] = None,
+    _: DataFolderOption = None,
 ) -> None:
     """Train one model and test it.
 
@@ -109,6 +144,8 @@ def fit(
 
         ciflows fit people.csv --max-minutes 10
 
+        ciflows fit mnist --model realnvp-image --max-minutes 60
+
         ciflows fit --resume runs/annulus-cif-resflow-0
     """
     from ciflows import run as runs
@@ -117,13 +154,13 @@ def fit(
         given = [data, model, out, config, settings, seed, precision, max_minutes]
         if any(value is not None for value in given):
             raise UserError("--resume goes on as the run was begun: leave out data and settings.")
-        with _resumable(resume):
+        with _resumable(f"ciflows fit --resume {resume}"):
             finished = runs.resume(resume, device=device, console=console)
     else:
         resolved = _resolve(data, model, seed, config, settings, precision, max_minutes)
         name = f"{Path(resolved.data).stem}-{resolved.model}-{resolved.seed}"
         folder = out or Path("runs") / name
-        with _resumable(folder):
+        with _resumable(f"ciflows fit --resume {folder}"):
             finished = runs.fit(resolved, folder, device=device, console=console)
     _show_rows([runs.comparison_row(finished)])
     _say(f"The run is in {finished.path}.")
@@ -133,7 +170,7 @@ def fit(
 
 @app.command()
 def compare(
-    data: Annotated[str, typer.Argument(help="A built-in set or a table's path.")],
+    data: Annotated[str, typer.Argument(help="A built-in set, a table's path or a folder of images.")],
     models: Annotated[list[str], typer.Argument(help="Models to compare.")],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for all of it; runs/DATA-compared-SEED.")
@@ -147,6 +184,7 @@ def compare(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with what is in the folder already.")
     ] = False,
+    _: DataFolderOption = None,
 ) -> None:
     """Train several models on the same data: one table, one picture, one report.
 
@@ -161,16 +199,78 @@ def compare(
         _resolve(data, model, seed, config, settings, precision, max_minutes, models) for model in models
     ]
     folder = out or Path("runs") / f"{Path(data).stem}-compared-{configs[0].seed}"
-    with _resumable(folder, compared=True):
+    with _resumable("the same command and --resume"):
         rows, files = compare_models(configs, folder, device=device, resume=resume, console=console)
     _show_rows(rows)
     _say(f"Wrote {', '.join(str(folder / name) for name in files)}.")
 
 
 @app.command()
+def search(
+    experiment: Annotated[str, typer.Argument(help="A TOML file with a model and tables [on.DATA].")],
+    data: Annotated[
+        str | None, typer.Argument(help="One of its data sets; may be left out if it has one only.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder for all of it; runs/search-EXPERIMENT-DATA."),
+    ] = None,
+    sampler: Annotated[
+        str, typer.Option(help="grid: every combination in order; random or tpe: some of them.")
+    ] = "grid",
+    trials: Annotated[
+        int | None, typer.Option(help="How many combinations random and tpe try; 20 if not given.")
+    ] = None,
+    prune: Annotated[
+        bool | None,
+        typer.Option(
+            "--prune/--no-prune",
+            help="End trials that fall behind the median of the others; if not given, all but a grid's.",
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Test what is chosen with so many seeds.")] = 3,
+    workers: Annotated[int, typer.Option(help="How many processes share the work.")] = 1,
+    settings: SetOption = None,
+    seed: SeedOption = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = None,
+    max_minutes: MinutesOption = None,
+    _: DataFolderOption = None,
+) -> None:
+    """Choose an experiment's settings from its grid, then test them over several seeds.
+
+    They are chosen by validation log-likelihood alone, never by the test's. Each trial is a run folder,
+    and search.json has the result: the mean over seeds ± its standard error, beside the paper's. Killed
+    at any moment, the same command goes on; given again in other shells, also of other machines on the
+    same folder, it shares the work.
+
+        ciflows search experiments/maf.toml power --workers 2
+
+        ciflows search experiments/maf.toml power --sampler tpe --trials 6 --max-minutes 30
+    """
+    from ciflows.config import read_overrides
+    from ciflows.experiments import read_experiment
+    from ciflows.search import plan_search, run_search
+
+    given = read_experiment(experiment)
+    overrides = read_overrides(given.model, settings or [])
+    overrides["training"] = overrides.get("training", {}) | _training(precision, max_minutes)
+    seed = given.values.get("seed", 0) if seed is None else seed
+    options: dict[str, Any] = {"sampler": sampler, "trials": trials, "prune": prune, "seed": seed}
+    plan = plan_search(given, data, overrides=overrides, **options)
+    folder = out or Path("runs") / f"search-{given.name}-{Path(plan.data).stem}"
+    with _resumable("the same command"):
+        result = run_search(plan, folder, seeds=seeds, workers=workers, device=device, console=console)
+    _show_search(result)
+    _say(f"Wrote {folder / 'search.json'}.")
+
+
+@app.command()
 def score(
     run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
-    data: Annotated[str, typer.Argument(help="A table, or a built-in set (its test part).")],
+    data: Annotated[
+        str, typer.Argument(help="A table, a folder of images, or a built-in set (its test part).")
+    ],
     out: TableOption = Path("scores.csv"),
     samples: Annotated[
         int, typer.Option("--samples", "-m", help="Draws of the index for each row.", min=1)
@@ -184,6 +284,7 @@ def score(
     ] = 10_000,
     seed: DrawSeedOption = 0,
     device: DeviceOption = "auto",
+    _: DataFolderOption = None,
 ) -> None:
     """Write log p(x) of each row, with its standard error and the effective number of draws.
 
@@ -193,10 +294,11 @@ def score(
     """
     from ciflows.scoring import score_data
 
-    summary = score_data(
+    summary, bits = score_data(
         run, data, out, samples, std_error, seed, device, console, max_samples=max_samples
     )
     mean = f"{summary.log_prob:.4f} ± {summary.std_error:.4f}"
+    mean += "" if bits is None else f" ({bits:.4f} bits per dimension)"
     _say(f"Mean log-likelihood {mean} over {summary.points} rows. Wrote {out}.")
 
 
@@ -204,32 +306,38 @@ def score(
 def sample(
     run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
     n: Annotated[int, typer.Option("-n", help="How many points.", min=1)] = 1000,
-    out: TableOption = Path("samples.csv"),
+    out: SamplesOption = None,
+    temperature: Annotated[
+        float, typer.Option(help="Below 1: likelier and more alike; the model itself has 1.", min=1e-6)
+    ] = 1.0,
     seed: DrawSeedOption = 0,
     device: DeviceOption = "auto",
 ) -> None:
-    """Draw new points from a trained model into a table with the data's columns.
+    """Draw new points from a trained model into a table with the data's columns, or a grid of images.
 
     ciflows sample runs/people -n 500 --out new-people.csv
+
+    ciflows sample runs/mnist -n 16 --out digits.png --temperature 0.8
     """
     from ciflows.scoring import sample_data
 
-    sample_data(run, n, out, seed, device)
-    _say(f"Wrote {n} points to {out}.")
+    written = sample_data(run, n, out, seed, device, temperature)
+    _say(f"Wrote {n} points to {written}.")
 
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Finished runs on the same data.")],
+    runs: Annotated[list[Path], typer.Argument(help="Finished runs.")],
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="An .html file, or a .png for the picture of densities alone."),
     ] = None,
     device: DeviceOption = "auto",
+    _: DataFolderOption = None,
 ) -> None:
     """Write one self-contained HTML file: densities, samples, curves, tables and diagnostics.
 
-    Without --out it goes into the first run's folder.
+    Without --out it goes into the first run's folder. Runs may be on several data sets.
 
         ciflows report runs/annulus-resflow-0 runs/annulus-cif-resflow-0 --out both.html
     """
@@ -254,29 +362,37 @@ def models(
         _two_columns("model", "what it is", {key: model.summary for key, model in MODELS.items()})
         _two_columns("preset", "use with --config", presets())
         return
-    kinds: dict[str, type[Settings]] = {
-        f"{name}: architecture": get_model(name).settings,
-        "training": TrainingSettings,
-        "evaluation": EvaluationSettings,
+    model = get_model(name)
+    kinds: dict[str, tuple[type[Settings], Mapping[str, Any]]] = {
+        f"{name}: architecture": (model.settings, {}),
+        "training": (TrainingSettings, model.training),
+        "evaluation": (EvaluationSettings, model.evaluation),
     }
-    for title, kind in kinds.items():
+    for title, (kind, suited) in kinds.items():
         table = RichTable("setting", "default", "meaning", title=title, title_justify="left")
         for key, field in kind.model_fields.items():
-            default = "none" if field.default is None else str(field.default)
-            table.add_row(key, escape(default), field.description)
+            default = suited.get(key, field.default)
+            table.add_row(key, escape("none" if default is None else str(default)), field.description)
         console.print(table)
 
 
 @app.command("data")
-def data_() -> None:
-    """List the built-in data sets, with the best log-likelihood that any model can reach."""
-    from ciflows.data import SYNTHETIC
+def data_(_: DataFolderOption = None) -> None:
+    """List the built-in data sets, with the best log-likelihood that any model can reach where known."""
+    from ciflows.data import BENCHMARKS, SYNTHETIC, data_folder, describe_benchmark
 
     table = RichTable("data", "best nats", "what it is")
     for name, truth in SYNTHETIC.items():
         best = "unknown" if truth.limit is None else f"{truth.limit + 0.0:.4f}"
         table.add_row(name, best, truth.summary)
     console.print(table)
+    table = RichTable("data", "size", "train / validation / test", "what it is; where")
+    for name, benchmark in BENCHMARKS.items():
+        features, rows, where = describe_benchmark(name)
+        table.add_row(name, features, rows, escape(f"{benchmark.summary}; {where}"))
+    console.print(table)
+    folder = data_folder().absolute()
+    _say(f"Their files are looked for in {folder}; --data-dir or CIFLOWS_DATA names another folder.")
 
 
 def _resolve(
@@ -291,28 +407,35 @@ def _resolve(
 ) -> RunConfig:
     """The configuration that the options of `fit` and `compare` mean."""
     from ciflows.config import read_config, read_overrides, resolve
-    from ciflows.data import SYNTHETIC
+    from ciflows.data import holds_images, is_built_in
 
     files = [read_config(name) for name in config or []]
     named = {key: value for file in files for key, value in file.items()}
     data = data or named.get("data")
     if data is None:
-        raise UserError("Give the data to fit: a name from 'ciflows data', or a table's path.")
-    model = model or named.get("model") or DEFAULT_MODEL
-    options = {"precision": precision, "max_minutes": max_minutes}
-    given = {key: value for key, value in options.items() if value is not None}
+        raise UserError(
+            "Give the data to fit: a name from 'ciflows data', a table or a folder of images."
+        )
+    default = DEFAULT_IMAGE_MODEL if holds_images(data) else DEFAULT_MODEL
+    model = model or named.get("model") or default
+    given = _training(precision, max_minutes)
     layers = [*files, read_overrides(model, settings or [], others), {"training": given}]
-    name = data if data in SYNTHETIC or not Path(data).exists() else str(Path(data).resolve())
+    name = data if is_built_in(data) or not Path(data).exists() else str(Path(data).resolve())
     return resolve(name, model, named.get("seed", 0) if seed is None else seed, layers)
 
 
+def _training(precision: str | None, max_minutes: float | None) -> dict[str, Any]:
+    """The settings of training that have options of their own, as far as they are given."""
+    options = {"precision": precision, "max_minutes": max_minutes}
+    return {key: value for key, value in options.items() if value is not None}
+
+
 @contextmanager
-def _resumable(folder: Path, compared: bool = False) -> Iterator[None]:
+def _resumable(how: str) -> Iterator[None]:
     """Tell how to go on after an interruption."""
     try:
         yield
     except KeyboardInterrupt:
-        how = "the same command and --resume" if compared else f"ciflows fit --resume {folder}"
         _say(f"Interrupted; nothing is lost: go on with {how}.")
         raise typer.Exit(130) from None
 
@@ -327,17 +450,19 @@ def _write_report(runs: Sequence[Run], path: Path) -> None:
 def _show_rows(rows: Sequence[dict[str, Any]]) -> None:
     table = RichTable(title="Test log-likelihood, nats per point", title_justify="left")
     table.box, table.padding = None, (0, 2, 0, 0)
-    for column in ("model", "weights", "log p(x)", "ELBO", "m", "gap", "leak", "time"):
+    images = rows[0].get("bits_per_dim") is not None
+    own = ("bits/dim",) if images else ("gap", "leak")
+    for column in ("model", "weights", "log p(x)", "ELBO", "m", *own, "time"):
         table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
     for row in rows:
+        bits = f"{_number(row.get('bits_per_dim'))} ± {_number(row.get('bits_per_dim_std_error'))}"
         table.add_row(
             row["model"],
             f"{row['parameters']:,}",
             f"{_number(row['log_prob'])} ± {_number(row['std_error'])}",
             _number(row["elbo"]),
             str(row["samples"]),
-            _number(row["gap"]),
-            _number(row["leaked_mass"], "{:.2%}"),
+            *([bits] if images else [_number(row["gap"]), _number(row["leaked_mass"], "{:.2%}")]),
             f"{row['seconds']:.0f} s",
         )
     console.print(table)
@@ -345,6 +470,34 @@ def _show_rows(rows: Sequence[dict[str, Any]]) -> None:
         _say(f"gap: to {rows[0]['limit']:.4f}, the best that any model can reach.  m: draws a point.")
     if rows[0]["leaked_mass"] is not None:
         _say("leak: share of the model's samples outside the support of the data.")
+
+
+def _show_search(result: SearchResult) -> None:
+    keys = list(result.settings)
+    table = RichTable(title="Validation log-likelihood, nats per point", title_justify="left")
+    table.box, table.padding = None, (0, 2, 0, 0)
+    for column in (*keys, "log p(x)", "state", "folder"):
+        table.add_column(escape(column), justify="right" if column == "log p(x)" else "left")
+    for row in result.candidates:
+        values = [escape(str(row.settings[key])) for key in keys]
+        table.add_row(*values, _number(row.validation), row.state, row.folder)
+    if result.candidates:
+        console.print(table)
+    for failed in result.failed_seeds:
+        _say(f"Seed {failed.seed} failed: {failed.reason}")
+    _say(_headline(result))
+
+
+def _headline(result: SearchResult) -> str:
+    """A search's result in one line, as a table of a paper has it."""
+    count = f"{len(result.seeds)} seed{'s' if len(result.seeds) > 1 else ''}"
+    error = "" if result.std_error is None else f" ± {result.std_error:.3f}"
+    paper = result.published
+    line = f"{result.experiment} on {result.data}: {result.log_prob:.3f}{error} over {count}"
+    if paper.log_prob is None:
+        return line
+    error = "" if paper.std_error is None else f" ± {paper.std_error:.2f}"
+    return f"{line} (paper: {paper.log_prob:.2f}{error})"
 
 
 def _number(value: float | None, form: str = "{:.4f}") -> str:

@@ -26,7 +26,7 @@ PER_DATA = ("grid", "paper")  # what an experiment says of a data set beside the
 class RunConfig(Settings):
     """All that decides a run's result."""
 
-    data: str = Field(description="name of a built-in set, or path of a table")
+    data: str = Field(description="name of a built-in set, or path of a table or of a folder of images")
     model: str = Field(description="name of a model")
     seed: Seed = Field(0, description="seed of the parameters, the order of the data, the draws")
     architecture: dict[str, Any] = Field(description="settings of the model")
@@ -127,18 +127,23 @@ def resolve(
     A table inside [architecture] that bears a model's name counts for that model alone, and one inside
     [on] that bears a data set's name for that data set alone.
     """
-    merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    suited = get_model(model)
+    merged: dict[str, dict[str, Any]] = {
+        "architecture": {},
+        "training": dict(suited.training),
+        "evaluation": dict(suited.evaluation),
+    }
     for layer in (part for whole in layers for part in (whole, whole.get("on", {}).get(data, {}))):
         for section in SECTIONS:
             values = layer.get(section, {})
             merged[section] |= {key: value for key, value in values.items() if key not in MODELS}
         merged["architecture"] |= layer.get("architecture", {}).get(model, {})
-    architecture = parse_settings(get_model(model).settings, merged["architecture"], f"model {model}")
+    architecture = parse_settings(suited.settings, merged["architecture"], f"model {model}")
     training = parse_settings(TrainingSettings, merged["training"], "training")
-    if getattr(architecture, "log_det", "exact") != "exact" and training.objective != "elbo":
+    if getattr(architecture, "log_det", None) == "roulette" and training.objective != "elbo":
         raise UserError(
             f"Estimated log-determinants would raise the bound of objective = {training.objective!r} by "
-            "their own noise: set objective=elbo, or log_det=exact."
+            "their own noise: set objective=elbo, or another log_det."
         )
     evaluation = parse_settings(EvaluationSettings, merged["evaluation"], "evaluation")
     whole = {

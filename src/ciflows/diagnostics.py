@@ -20,6 +20,7 @@ __all__ = [
     "Share",
     "Stretch",
     "draws_curve",
+    "is_chain",
     "leaked_mass",
     "lipschitz",
     "log_det_error",
@@ -36,6 +37,7 @@ import torch
 from torch import Tensor
 
 from ciflows.bijections import LogDet, Residual, Roulette, Series, Standardise
+from ciflows.densities import StandardNormal
 from ciflows.estimate import RunningEstimate, log_mean_exp
 from ciflows.flow import Flow
 from ciflows.indexed import Indexed
@@ -116,6 +118,19 @@ class LogDetError(NamedTuple):
     bias: float
     bias_error: float
     truncation: float
+
+
+def is_chain(flow: Flow) -> bool:
+    """Whether a flow maps data to noise, layer by layer, once its indices are drawn.
+
+    A mixture does not, nor does a flow that leaves part of the data behind on the way.
+    """
+    layers = _layers(flow)
+    ends = flow
+    while isinstance(ends.base, Flow):
+        ends = ends.base
+    known = all(isinstance(layer, Bijection | Indexed) for layer in layers)
+    return bool(layers) and known and isinstance(ends.base, StandardNormal)
 
 
 def leaked_mass(
@@ -350,6 +365,8 @@ def _trace(flow: Flow, x: Tensor, context: Tensor | None, seed: int | None) -> l
     if x.ndim != len(flow.shape) + 1 or len(x) == 0:
         raise ValueError(f"diagnostics: expected at least one row; got shape {tuple(x.shape)}.")
     noise, steps = Noise.seeded(seed, x.device), []
+    if not _layers(flow):
+        raise ValueError("diagnostics: the flow has no layers whose Jacobian could be measured.")
     for index, layer in enumerate(_layers(flow)):
         bijection, given = _at_draw(layer, x, context, noise)
         name = f"{index} {type(layer).__name__}"

@@ -37,6 +37,10 @@ class Published(Settings):
 
     log_prob: float | None = Field(None, description="mean test log-likelihood over seeds, in nats")
     std_error: float | None = Field(None, description="its standard error over seeds")
+    bits_per_dim: float | None = Field(
+        None, description="mean test bits per dimension over seeds, of images"
+    )
+    bits_per_dim_std_error: float | None = Field(None, description="its standard error over seeds")
     parameters: int | None = Field(None, description="number of parameters of the settings as they are")
 
 

@@ -15,6 +15,7 @@ from ciflows.densities import Density, StandardNormal
 from ciflows.estimate import Estimate, RunningEstimate
 from ciflows.layers import InversionError, Layer, Shape, check_shape
 from ciflows.noise import Noise, TemperedNoise
+from ciflows.precision import float32_products
 
 FIRST_DRAWS = 16
 
@@ -131,6 +132,7 @@ class Flow(Density):
         return self.estimate(x, samples, context=context, seed=seed).log_prob
 
     @torch.no_grad()
+    @float32_products()
     def estimate(
         self,
         x: Tensor,
@@ -313,7 +315,7 @@ class Flow(Density):
             warnings.warn(
                 f"{late} of {len(rows)} points still have a standard error above {std_error} after "
                 f"{max_samples} draws (the largest: {result.std_error.max():.3g}). Raise max_samples.",
-                stacklevel=4,
+                stacklevel=5,
             )
         return result
 

@@ -31,22 +31,25 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from ciflows.bijections import Standardise
+from ciflows.bijections import Residual, Series, Standardise
 from ciflows.config import RunConfig
 from ciflows.data import Dataset, load_dataset
-from ciflows.diagnostics import leaked_mass
+from ciflows.diagnostics import leaked_mass, log_det_error
 from ciflows.errors import UserError
 from ciflows.estimate import Estimate, summarise
 from ciflows.files import read_json, write_json, write_text
 from ciflows.flow import Flow
-from ciflows.layers import InversionError, Layer
+from ciflows.images import bits_per_dim
+from ciflows.layers import InversionError, Layer, Shape
 from ciflows.models import build_model
 from ciflows.networks import converge_norms
 from ciflows.training import fit_flow
 from ciflows.training.checkpoint import Checkpoints, load_tensors, save_tensors
-from ciflows.training.monitor import RunMonitor, read_history
+from ciflows.training.monitor import Hear, RunMonitor, read_history
+from ciflows.training.samples import ImageMonitor
 
 FORMAT = 1
+LOG_DET_POINTS = 100
 
 
 @dataclass(frozen=True)
@@ -81,9 +84,14 @@ class Run:
         """`Flow.log_prob` of the trained flow."""
         return self.flow.log_prob(x, samples, seed=seed)
 
-    def sample(self, n: int, seed: int | None = None) -> Tensor:
+    def sample(self, n: int, seed: int | None = None, temperature: float = 1.0) -> Tensor:
         """`Flow.sample` of the trained flow."""
-        return self.flow.sample(n, seed=seed)
+        return self.flow.sample(n, seed=seed, temperature=temperature)
+
+    @property
+    def images(self) -> bool:
+        """Whether it is a density over images."""
+        return len(self.flow.shape) == 3
 
 
 def fit(
@@ -92,6 +100,7 @@ def fit(
     *,
     device: str = "auto",
     console: Console | None = None,
+    hear: Hear | None = None,
 ) -> Run:
     """Train and test a model in a new run folder.
 
@@ -100,6 +109,7 @@ def fit(
         folder: The run folder; there must be nothing in it yet.
         device: auto, cpu or cuda.
         console: Where progress is shown.
+        hear: Called with the step and the score of each validation; it may raise to end the run.
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -111,10 +121,16 @@ def fit(
     dataset = load_dataset(config.data, say=partial(console.print, markup=False, soft_wrap=True))
     flow = build_flow(config, dataset).to(where)
     _make_folder(folder, config, dataset)
-    return _train(flow, config, folder, dataset, console)
+    return _train(flow, config, folder, dataset, console, hear)
 
 
-def resume(folder: Path | str, *, device: str = "auto", console: Console | None = None) -> Run:
+def resume(
+    folder: Path | str,
+    *,
+    device: str = "auto",
+    console: Console | None = None,
+    hear: Hear | None = None,
+) -> Run:
     """Go on with a run that was interrupted; a finished one is only loaded."""
     folder = Path(folder)
     config, about = read_description(folder)
@@ -123,7 +139,7 @@ def resume(folder: Path | str, *, device: str = "auto", console: Console | None 
     where = find_device(device)
     dataset = _same_data(config.data, about["fingerprint"])
     flow = build_flow(config, dataset).to(where)
-    return _train(flow, config, folder, dataset, console or Console(quiet=True))
+    return _train(flow, config, folder, dataset, console or Console(quiet=True), hear)
 
 
 def load_run(folder: Path | str, device: str = "cpu") -> Run:
@@ -137,9 +153,10 @@ def load_run(folder: Path | str, device: str = "cpu") -> Run:
     config, about = read_description(folder)
     if not (folder / "metrics.json").exists():
         raise UserError(f"{folder} is not finished: go on with 'ciflows fit --resume {folder}'.")
-    flow = _empty_flow(config, about["features"])
+    # a run from before there were images says how many features it has
+    flow = _empty_flow(config, tuple(about.get("shape") or [about["features"]]))
     if about["standardised"]:
-        ones = torch.ones(about["features"], dtype=flow.dtype)
+        ones = torch.ones(flow.shape, dtype=flow.dtype)
         flow = _standardised(flow, ones, ones)
     tensors, _ = load_tensors(folder / "weights.safetensors")
     try:
@@ -165,8 +182,10 @@ def find_device(name: str) -> torch.device:
 
 def build_flow(config: RunConfig, dataset: Dataset) -> Flow:
     """The flow that a configuration describes, over the units of the data; tables are standardised."""
-    flow = _empty_flow(config, dataset.features)
-    if dataset.truth is not None:
+    flow = _empty_flow(config, dataset.shape)
+    if dataset.images:
+        _check_levels(dataset, config.architecture["levels"])
+    if not _needs_scaling(dataset):
         return flow
     mean, scale, largest = _spread(dataset)
     constant = [name for name, s in zip(dataset.columns, scale, strict=True) if not s > 0]
@@ -186,9 +205,13 @@ def build_flow(config: RunConfig, dataset: Dataset) -> Flow:
 def evaluate(flow: Flow, dataset: Dataset, config: RunConfig) -> dict[str, Any]:
     """What metrics.json says of the flow itself."""
     samples = 1 if flow.exact else config.evaluation.samples
-    test = dataset.test.to(flow.device, flow.dtype)
+    test = _some(dataset.test, config.evaluation.points).to(flow.device, flow.dtype)
     estimate = flow.estimate(test, samples, seed=config.evaluation.seed)
     summary = summarise(estimate, samples)
+    bits, bits_error = (
+        bits_per_dim(value, dataset.features) if dataset.images else None
+        for value in (summary.log_prob, -summary.std_error)
+    )
     limit = None if dataset.truth is None else dataset.truth.limit
     contains = None if dataset.truth is None else dataset.truth.contains
     try:
@@ -197,6 +220,9 @@ def evaluate(flow: Flow, dataset: Dataset, config: RunConfig) -> dict[str, Any]:
         leak = None
     return {
         "test": summary._asdict(),
+        "bits_per_dim": bits,
+        "bits_per_dim_std_error": bits_error,
+        "log_det": _log_det(flow, test, samples, config.evaluation.seed),
         "limit": limit,
         "gap": None if limit is None else limit - summary.log_prob,
         "leaked_mass": leak.share if leak else None,
@@ -216,6 +242,7 @@ def comparison_row(run: Run) -> dict[str, Any]:
         "parameters": metrics["parameters"],
         **{key: test[key] for key in of_test},
         **{key: metrics[key] for key in others},
+        **{key: metrics.get(key) for key in ("bits_per_dim", "bits_per_dim_std_error")},
     }
 
 
@@ -255,8 +282,15 @@ def _make_folder(folder: Path, config: RunConfig, dataset: Dataset) -> None:
         raise
 
 
-def _train(flow: Flow, config: RunConfig, folder: Path, dataset: Dataset, console: Console) -> Run:
-    monitor = RunMonitor(folder, console, config.model)
+def _train(
+    flow: Flow,
+    config: RunConfig,
+    folder: Path,
+    dataset: Dataset,
+    console: Console,
+    hear: Hear | None,
+) -> Run:
+    monitor = _monitor(flow, config, folder, dataset, console, hear)
     outcome = fit_flow(
         flow,
         dataset.train,
@@ -278,9 +312,57 @@ def _train(flow: Flow, config: RunConfig, folder: Path, dataset: Dataset, consol
     return load_run(folder, str(flow.device))
 
 
-def _empty_flow(config: RunConfig, features: int) -> Flow:
-    flow = build_model(config.model, features=features, seed=config.seed, **config.architecture)
+def _monitor(
+    flow: Flow,
+    config: RunConfig,
+    folder: Path,
+    dataset: Dataset,
+    console: Console,
+    hear: Hear | None,
+) -> RunMonitor:
+    if not dataset.images:
+        return RunMonitor(folder, console, config.model, hear)
+    batch_size = min(config.training.batch_size, len(dataset.train))
+    levels = config.architecture["levels"]
+    return ImageMonitor(folder, console, config.model, flow, batch_size, levels, hear)
+
+
+def _empty_flow(config: RunConfig, shape: Shape) -> Flow:
+    flow = build_model(config.model, shape=shape, seed=config.seed, **config.architecture)
     return flow.double() if config.training.precision == "float64" else flow
+
+
+def _check_levels(dataset: Dataset, levels: int) -> None:
+    largest = max(int(part.max()) for part in (dataset.train, dataset.validation, dataset.test))
+    if largest >= levels:
+        raise UserError(
+            f"{dataset.name}: there are pixels of value {largest}, but levels = {levels} means that the "
+            f"largest is {levels - 1}."
+        )
+
+
+def _needs_scaling(dataset: Dataset) -> bool:
+    """Whether a flow begins with a standardisation: images have their own way to the noise."""
+    return dataset.truth is None and not dataset.images
+
+
+def _some(points: Tensor, most: int | None) -> Tensor:
+    """So many points at most, evenly spread: the beginning of a set may be unlike the rest."""
+    if most is None or most >= len(points):
+        return points
+    return points[torch.arange(most) * len(points) // most]
+
+
+def _log_det(flow: Flow, test: Tensor, samples: int, seed: int) -> dict[str, float] | None:
+    """What estimated log-determinants may contribute to the test result; None where all are exact."""
+    blocks = [block for block in flow.modules() if isinstance(block, Residual)]
+    if not any(isinstance(block.log_det, Series) for block in blocks):
+        return None
+    some = _some(test, LOG_DET_POINTS)
+    error = log_det_error(flow, some, samples, seed=seed)
+    # rows have independent probes: their error falls with the number of rows
+    std_error = error.std_error * math.sqrt(len(some) / len(test))
+    return error._replace(std_error=std_error)._asdict()
 
 
 def _spread(dataset: Dataset) -> tuple[Tensor, Tensor, Tensor]:
@@ -312,9 +394,9 @@ def _about(dataset: Dataset) -> dict[str, Any]:
         "command": shlex.join(sys.argv),
         "fingerprint": dataset.fingerprint,
         "split_seed": dataset.split_seed,
-        "features": dataset.features,
+        "shape": list(dataset.shape),
         "columns": list(dataset.columns),
-        "standardised": dataset.truth is None,
+        "standardised": _needs_scaling(dataset),
     }
 
 

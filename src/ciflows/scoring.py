@@ -1,24 +1,37 @@
-"""Scores of new data and samples from trained runs, as tables."""
+"""Scores of new data and samples from trained runs, as tables and pictures."""
 
 from __future__ import annotations
 
 __all__ = ["sample_data", "score_data"]
 
+import io
+import math
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from ciflows.data import is_built_in, load_dataset, read_table, write_table
+from ciflows.data import (
+    image_files,
+    is_built_in,
+    load_dataset,
+    read_images,
+    read_table,
+    write_table,
+)
 from ciflows.data.tables import check_output
 from ciflows.errors import UserError
 from ciflows.estimate import Estimate, Summary, summarise
+from ciflows.files import write_bytes
+from ciflows.images import bits_per_dim, image_grid, png
 from ciflows.run import Run, load_run
 
 ROWS = 10_000
+PICTURES = (".png", ".npy")
 
 
 def score_data(
@@ -32,8 +45,11 @@ def score_data(
     console: Console,
     *,
     max_samples: int = 10_000,
-) -> Summary:
-    """Write log_prob, std_error and effective_samples of each row, and return their summary."""
+) -> tuple[Summary, float | None]:
+    """Write log_prob, std_error and effective_samples of each row, and return their summary.
+
+    Images get their bits_per_dim too, and its mean is returned beside the summary.
+    """
     if min(samples, max_samples) < 1:
         raise UserError(f"At least one draw is needed; got {min(samples, max_samples)}.")
     if std_error is not None and not std_error > 0:
@@ -43,7 +59,7 @@ def score_data(
     x = _points(run, data, console)
     parts = [
         run.flow.estimate(
-            rows.to(run.flow.device),
+            rows.to(run.flow.device, run.flow.dtype),
             samples,
             std_error=std_error,
             max_samples=max_samples,
@@ -55,16 +71,42 @@ def score_data(
     ]
     estimate = Estimate(*(torch.cat(column) for column in zip(*parts, strict=True)))
     names = ("log_prob", "std_error", "effective_samples")
-    write_table(out, {name: getattr(estimate, name) for name in names})
-    return summarise(estimate, 1 if run.flow.exact else samples)
+    columns = {name: getattr(estimate, name) for name in names}
+    if run.images:
+        columns["bits_per_dim"] = -estimate.log_prob / (math.prod(run.flow.shape) * math.log(2))
+    write_table(out, columns)
+    summary, size = summarise(estimate, 1 if run.flow.exact else samples), math.prod(run.flow.shape)
+    return summary, bits_per_dim(summary.log_prob, size) if run.images else None
 
 
-def sample_data(folder: Path, n: int, out: Path, seed: int, device: str) -> None:
-    """Write n points of a run's model under the names of its data's columns."""
-    check_output(out)
+def sample_data(
+    folder: Path, n: int, out: Path | None, seed: int, device: str, temperature: float = 1.0
+) -> Path:
+    """Write n points of a run's model under the names of its data's columns, and return the file.
+
+    Images go to a .png file as one grid, or to an .npy file as bytes (n, channels, height, width).
+    """
+    if not temperature > 0:
+        raise UserError(f"A temperature must be above 0; got {temperature}.")
     run = load_run(folder, device)
-    points = run.sample(n, seed=seed)
-    write_table(out, dict(zip(run.about["columns"], points.unbind(-1), strict=True)))
+    out = out or Path("samples.png" if run.images else "samples.csv")
+    check_output(out, PICTURES) if run.images else check_output(out)
+    points = run.sample(n, seed=seed, temperature=temperature)
+    if run.images:
+        _write_images(out, points, run.config.architecture["levels"])
+    else:
+        write_table(out, dict(zip(run.about["columns"], points.unbind(-1), strict=True)))
+    return out
+
+
+def _write_images(path: Path, images: Tensor, levels: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix.lower() == ".png":
+        write_bytes(path, png(image_grid(images, levels)))
+        return
+    file = io.BytesIO()
+    np.save(file, images.clamp(0, levels - 1).to(torch.uint8).cpu().numpy())
+    write_bytes(path, file.getvalue())
 
 
 def _points(run: Run, data: str, console: Console) -> Tensor:
@@ -72,12 +114,30 @@ def _points(run: Run, data: str, console: Console) -> Tensor:
     wanted: list[str] = run.about["columns"]
     if is_built_in(data):
         x = load_dataset(data, say=partial(console.print, markup=False, soft_wrap=True)).test
+    elif run.images and Path(data).is_dir():
+        x = torch.from_numpy(read_images(image_files(Path(data)), run.flow.shape[0]))
+    elif run.images:
+        raise UserError(f"{data}: the run was trained on images: give a folder of them.")
     else:
         x = read_table(Path(data), wanted).values
+    if run.images or x.ndim > 2:
+        return _check_images(run, data, x)
     if x.shape[1] != len(wanted):
         trained = f"{len(wanted)}: {', '.join(wanted)}"
         raise UserError(f"{data} has {x.shape[1]} columns; the run was trained on {trained}.")
     x = x.to(run.flow.dtype)
     if not bool(x.isfinite().all()):
         raise UserError(f"{data}: values too large for the run's {run.flow.dtype}.")
+    return x
+
+
+def _check_images(run: Run, data: str, x: Tensor) -> Tensor:
+    sizes = ["×".join(map(str, shape)) for shape in (x.shape[1:], run.flow.shape)]
+    if sizes[0] != sizes[1]:
+        raise UserError(f"{data}: its points have size {sizes[0]}; the run was trained on {sizes[1]}.")
+    levels = run.config.architecture["levels"]
+    if int(x.max()) >= levels:
+        raise UserError(
+            f"{data}: pixels of value {int(x.max())}; the run was trained on {levels} levels."
+        )
     return x

@@ -1,4 +1,4 @@
-"""The five tables by which the literature compares density estimators, from the files they come in."""
+"""The tables and images by which the literature compares density estimators, from their files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ciflows.data import recipes
+from ciflows.data import images, recipes
 from ciflows.data.prepared import Parts, Prepared, Say, Source, load_prepared, prepared_sizes, silent
 from ciflows.errors import UserError
 
@@ -38,12 +38,12 @@ class Form:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A table of the literature.
+    """A set of the literature.
 
     Arguments:
         name: The name it goes by in settings.
         summary: What it is, in a line.
-        features: Number of features, as published.
+        shape: Shape of one point, as published: (features,), or (channels, height, width).
         sizes: Rows of train, validation and test, as published.
         forms: What it can be prepared from, the best first.
         seed: Seed of the split or of the points; 0 where neither is drawn.
@@ -51,7 +51,7 @@ class Benchmark:
 
     name: str
     summary: str
-    features: int
+    shape: tuple[int, ...]
     sizes: Sizes
     forms: tuple[Form, ...]
     seed: int = 0
@@ -83,19 +83,24 @@ def load_benchmark(name: str, folder: Path | None = None, say: Say = silent) -> 
 
 
 def describe_benchmark(name: str, folder: Path | None = None) -> tuple[str, str, str]:
-    """Features, rows, and where the files are or can be had from: what a list says of a set."""
+    """Size of a point, rows, and where the files are or can be had from: what a list says of a set."""
     benchmark, folder = BENCHMARKS[name], folder or data_folder()
     found = _find(benchmark, folder)
-    features, rows = str(benchmark.features), _rows(benchmark.sizes)
+    size, rows = _size(benchmark.shape), _rows(benchmark.sizes)
     if found is None:
-        return features, rows, f"missing: {_missing(benchmark, folder)}"
+        return size, rows, f"missing: {_missing(benchmark, folder)}"
     form, source = found
     known = prepared_sizes(source)
     files = " and ".join(form.files) + (f" ({len(source.files)} files)" if "*" in form.files[0] else "")
     state = f"{files}, {'prepared' if known else 'not prepared yet'}"
-    if known is None or known == (benchmark.sizes, benchmark.features):
-        return features, rows, state
-    return str(known[1]), _rows(known[0]), f"{state}; published: {features} features, {rows} rows"
+    if known is None or known == (benchmark.sizes, benchmark.shape):
+        return size, rows, state
+    unit = "features" if len(benchmark.shape) == 1 else "pixels"
+    return _size(known[1]), _rows(known[0]), f"{state}; published: {size} {unit}, {rows} rows"
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape))
 
 
 def _rows(sizes: Sizes) -> str:
@@ -121,13 +126,24 @@ def _missing(benchmark: Benchmark, folder: Path) -> str:
 
 ZENODO = "in data.tar.gz of https://zenodo.org/records/1161203"
 
+
+def _idx_forms(name: str, origin: str, fingerprint: str) -> tuple[Form, ...]:
+    """The two files of images, gzipped as they are passed on, or unpacked; labels are not needed."""
+    files = [f"{name}/{part}-images-idx3-ubyte" for part in ("train", "t10k")]
+    packed = tuple(f"{file}.gz" for file in files)
+    return (
+        Form("idx-gz", packed, origin, images.idx, fingerprint),
+        Form("idx", tuple(files), "the same, unpacked", images.idx, fingerprint),
+    )
+
+
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
     for benchmark in (
         Benchmark(
             name="power",
             summary="electric power used in a household, minute by minute",
-            features=6,
+            shape=(6,),
             sizes=(1_659_917, 184_435, 204_928),
             forms=(
                 Form("zenodo", ("power/data.npy",), ZENODO, recipes.power_from_table),
@@ -146,14 +162,14 @@ BENCHMARKS: dict[str, Benchmark] = {
         Benchmark(
             name="gas",
             summary="sensors in mixtures of ethylene and carbon monoxide",
-            features=8,
+            shape=(8,),
             sizes=(852_174, 94_685, 105_206),
             forms=(Form("zenodo", ("gas/ethylene_CO.pickle",), ZENODO, recipes.gas),),
         ),
         Benchmark(
             name="hepmass",
             summary="simulated collisions of particles that make a new one",
-            features=21,
+            shape=(21,),
             sizes=(315_123, 35_013, 174_987),
             forms=(
                 Form(
@@ -167,14 +183,14 @@ BENCHMARKS: dict[str, Benchmark] = {
         Benchmark(
             name="miniboone",
             summary="electron neutrinos in the MiniBooNE experiment",
-            features=43,
+            shape=(43,),
             sizes=(29_556, 3_284, 3_648),
             forms=(Form("zenodo", ("miniboone/data.npy",), ZENODO, recipes.miniboone),),
         ),
         Benchmark(
             name="bsds300",
             summary="8×8 patches of photographs, less their mean and last pixel",
-            features=63,
+            shape=(63,),
             sizes=recipes.PATCHES,
             forms=(
                 Form("zenodo", ("BSDS300/BSDS300.hdf5",), ZENODO, recipes.bsds300_from_patches),
@@ -186,6 +202,48 @@ BENCHMARKS: dict[str, Benchmark] = {
                 ),
             ),
             seed=recipes.PATCH_SEED,
+        ),
+        Benchmark(
+            name="mnist",
+            summary="handwritten digits",
+            shape=(1, 28, 28),
+            sizes=(54_000, 6_000, 10_000),
+            forms=_idx_forms(
+                "mnist",
+                "https://ossci-datasets.s3.amazonaws.com/mnist",
+                "e4dcc3e26387333e7d66ab831e50be51925c930f56fa60d0a638a2953557772b",
+            ),
+            seed=images.IMAGE_SEED,
+        ),
+        Benchmark(
+            name="fashion-mnist",
+            summary="articles of clothing",
+            shape=(1, 28, 28),
+            sizes=(54_000, 6_000, 10_000),
+            forms=_idx_forms(
+                "fashion-mnist",
+                "https://github.com/zalandoresearch/fashion-mnist",
+                "d8da970fc0ed73f9f61d4411fcf0a382879076cbbd649b7f2ac59de3df3e719e",
+            ),
+            seed=images.IMAGE_SEED,
+        ),
+        Benchmark(
+            name="cifar10",
+            summary="small photographs of ten kinds of things",
+            shape=(3, 32, 32),
+            sizes=(45_000, 5_000, 10_000),
+            forms=(
+                Form(
+                    "binary",
+                    tuple(
+                        f"cifar-10-batches-bin/{part}.bin"
+                        for part in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+                    ),
+                    "cifar-10-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html",
+                    images.cifar10,
+                ),
+            ),
+            seed=images.IMAGE_SEED,
         ),
     )
 }

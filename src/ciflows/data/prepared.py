@@ -30,7 +30,7 @@ from torch import Tensor
 from ciflows.errors import UserError
 from ciflows.files import read_json, write_json
 
-VERSION = 1  # of the preparation: raise it with every change of what is prepared
+VERSION = 2  # of the preparation: raise it with every change of what is prepared
 NAMES = ("train", "validation", "test")
 ATTEMPTS = 3
 
@@ -39,16 +39,19 @@ Say = Callable[[str], None]
 
 
 class Parts(NamedTuple):
-    """The parts (rows, features) of a set, and the names of the features."""
+    """The parts of a set: (rows, features) with the names of the features, or images (rows, C, H, W).
+
+    Images are bytes, whose pixels have no names.
+    """
 
     train: Array
     validation: Array
     test: Array
-    columns: tuple[str, ...]
+    columns: tuple[str, ...] = ()
 
 
 class Prepared(NamedTuple):
-    """The parts of a set as tensors over mapped files, in float32, and their SHA-256."""
+    """The parts of a set as tensors over mapped files, in float32 or bytes, and their SHA-256."""
 
     train: Tensor
     validation: Tensor
@@ -108,13 +111,13 @@ def load_prepared(source: Source, prepare: Callable[[], Parts], say: Say = silen
     raise UserError(f"{folder} is damaged again and again: name another cache folder in CIFLOWS_CACHE.")
 
 
-def prepared_sizes(source: Source) -> tuple[tuple[int, int, int], int] | None:
-    """The sizes of the parts and the number of features of a set in the cache; None where it is not."""
+def prepared_sizes(source: Source) -> tuple[tuple[int, int, int], tuple[int, ...]] | None:
+    """The sizes of the parts and the shape of a point of a set in the cache; None where it is not."""
     path = source.folder() / "about.json"
     try:
         about = read_json(path) if path.exists() else {}
         train, validation, test = about["sizes"]
-        return (train, validation, test), about["features"]
+        return (train, validation, test), tuple(about["shape"])
     except (UserError, KeyError, TypeError, ValueError):
         return None
 
@@ -130,10 +133,11 @@ def _open(folder: Path) -> Prepared:
     try:
         about = read_json(folder / "about.json")
         arrays = [np.load(folder / f"{name}.npy", mmap_mode="c") for name in NAMES]
-        columns = tuple(str(name) for name in about["columns"])
+        columns, shape = tuple(str(name) for name in about["columns"]), tuple(about["shape"])
     except (UserError, OSError, EOFError, KeyError, TypeError, ValueError) as error:
         raise _DamagedError(str(error)) from None
-    if any(array.dtype != np.float32 or array.shape[1:] != (len(columns),) for array in arrays):
+    kind = np.float32 if len(shape) == 1 else np.uint8
+    if any(array.dtype != kind or array.shape[1:] != shape for array in arrays):
         raise _DamagedError("its arrays have other shapes than it says")
     if _fingerprint(arrays) != about.get("fingerprint"):
         raise _DamagedError("its SHA-256 is not what it was")
@@ -143,13 +147,14 @@ def _open(folder: Path) -> Prepared:
 
 def _write(folder: Path, source: Source, parts: Parts) -> None:
     """Write a set under another name, then move it into its place, whole or not at all."""
-    arrays = [np.ascontiguousarray(part, dtype="<f4") for part in parts[:3]]
+    kind = "u1" if parts.train.dtype == np.uint8 else "<f4"
+    arrays = [np.ascontiguousarray(part, dtype=kind) for part in parts[:3]]
     about = {
         "version": VERSION,
         "source": source.form,
         "files": source.facts(),
         "sizes": [len(array) for array in arrays],
-        "features": len(parts.columns),
+        "shape": list(parts.train.shape[1:]),
         "columns": list(parts.columns),
         "fingerprint": _fingerprint(arrays),
     }
@@ -207,6 +212,6 @@ def _fingerprint(arrays: Sequence[Array]) -> str:
 
 
 def _words(files: Sequence[Path]) -> str:
-    return (
-        ", ".join(map(str, files)) if len(files) < 3 else f"{len(files)} files in {files[0].parents[1]}"
-    )
+    if len(files) < 3:
+        return ", ".join(map(str, files))
+    return f"{len(files)} files in {os.path.commonpath(files)}"

@@ -18,6 +18,7 @@ __all__ = [
     "miniboone",
     "power_from_integers",
     "power_from_table",
+    "reading",
 ]
 
 import math
@@ -58,7 +59,7 @@ def power_from_table(files: Sequence[Path]) -> Parts:
 def power_from_integers(files: Sequence[Path]) -> Parts:
     """Power from the meters' readings as integers, which over their scales are the same numbers."""
     # Opened here, because numpy leaves a damaged file open.
-    with _reading(files[0], "an .npz file of power"), files[0].open("rb") as opened:
+    with reading(files[0], "an .npz file of power"), files[0].open("rb") as opened:
         file = np.load(opened)
         columns = tuple(file["columns"].tolist())
         table = np.column_stack([file["ints"] / file["scale"], file["minute_of_day"]])
@@ -120,7 +121,7 @@ def bsds300_from_patches(files: Sequence[Path]) -> Parts:
 
     columns = _own_names(PATCH_SIDE**2 - 1)
     names = ("train", "validation", "test")
-    with _reading(files[0], f"an HDF5 file with {', '.join(names)}"), h5py.File(files[0]) as file:
+    with reading(files[0], f"an HDF5 file with {', '.join(names)}"), h5py.File(files[0]) as file:
         parts = [file[name].astype(np.float32)[:] for name in names]
     for part in parts:
         if part.shape[1:] != (len(columns),) or not len(part):
@@ -211,7 +212,7 @@ def _patches(images: Sequence[Path], n: int, rng: RandomState) -> NDArray[np.flo
 def _read_grey(path: Path) -> NDArray[np.uint8]:
     from PIL import Image
 
-    with _reading(path, "an image"), Image.open(path) as image:
+    with reading(path, "an image"), Image.open(path) as image:
         pixels = np.asarray(image.convert("L"))
     if min(pixels.shape) < PATCH_SIDE:
         raise UserError(f"{path}: expected an image of at least {PATCH_SIDE} pixels a side.")
@@ -222,7 +223,7 @@ def _read_grey(path: Path) -> NDArray[np.uint8]:
 
 
 @contextmanager
-def _reading(path: Path, kind: str) -> Iterator[None]:
+def reading(path: Path, kind: str) -> Iterator[None]:
     """Name the file that cannot be read."""
     try:
         yield

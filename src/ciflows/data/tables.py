@@ -69,12 +69,12 @@ def write_table(path: Path, columns: Mapping[str, Tensor]) -> None:
             frame.write_parquet(temporary)
 
 
-def check_output(path: Path) -> None:
+def check_output(path: Path, suffixes: Sequence[str] = WRITABLE) -> None:
     """Refuse a file that exists or that we cannot write, before any work is done."""
     if path.exists():
         raise UserError(f"{path} exists already: choose another file.")
-    if path.suffix.lower() not in WRITABLE:
-        raise UserError(f"{path}: give a name that ends in {' or '.join(WRITABLE)}.")
+    if path.suffix.lower() not in suffixes:
+        raise UserError(f"{path}: give a name that ends in {' or '.join(suffixes)}.")
     for parent in path.parents:
         if parent.exists() and not parent.is_dir():
             raise UserError(f"{path}: {parent} is a file, not a folder.")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 __all__ = ["MODELS", "Model", "build_model", "get_model"]
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from ciflows.errors import UserError, nearest
 from ciflows.flow import Flow
-from ciflows.models import autoregressive, identity, mixture, resflow, zuko
+from ciflows.layers import Shape
+from ciflows.models import autoregressive, identity, images, mixture, resflow, zuko
 from ciflows.models.indices import IndexSettings
 from ciflows.settings import Settings, parse_settings
 
@@ -22,30 +23,52 @@ class Model(NamedTuple):
     Attributes:
         summary: What it is, in one line.
         settings: The class of its settings.
-        build: Makes the layers for (features, context_features, settings).
+        build: Makes the layers for (features, context_features, settings), or for (shape, settings) of
+            images.
+        takes: What it is a density over.
+        training: Settings of training that suit it better than the general ones.
+        evaluation: Settings of evaluation, likewise.
     """
 
     summary: str
     settings: type[Settings]
-    build: Callable[[int, int, Any], Flow]
+    build: Callable[..., Flow]
+    takes: Literal["vectors", "images"] = "vectors"
+    training: Mapping[str, Any] = {}
+    evaluation: Mapping[str, Any] = {}
 
 
 def _pair(
     name: str,
     summary: str,
-    build: Callable[[int, int, Any], Flow],
+    build: Callable[..., Flow],
     settings: type[Settings],
     indexed: type[Settings] | None = None,
+    index: type[Settings] = IndexSettings,
+    **about: Any,
 ) -> dict[str, Model]:
     """A flow, and the same one with an index after each layer (`indexed`: its settings, if others)."""
     kind = indexed or settings
     doc = f"{(kind.__doc__ or '').rstrip('.')}, with an index after each layer."
-    both = type(f"CIF{kind.__name__}", (kind, IndexSettings), {"__doc__": doc, "__module__": __name__})
+    both = type(f"CIF{kind.__name__}", (kind, index), {"__doc__": doc, "__module__": __name__})
     return {
-        name: Model(summary, settings, build),
-        f"cif-{name}": Model(f"{name} with a continuous index after each layer", both, build),
+        name: Model(summary, settings, build, **about),
+        f"cif-{name}": Model(f"{name} with a continuous index after each layer", both, build, **about),
     }
 
+
+# Of images a step has few, and one draw of each: the paper's ways, in sizes that a CPU can bear.
+_OF_IMAGES: dict[str, Any] = {
+    "takes": "images",
+    "training": {
+        "objective": "elbo",
+        "batch_size": 64,
+        "learning_rate": 1e-3,
+        "validation_points": 1000,
+        "validation_samples": 1,
+    },
+    "evaluation": {"samples": 5},
+}
 
 MODELS: dict[str, Model] = {
     **_pair(
@@ -134,6 +157,22 @@ MODELS: dict[str, Model] = {
         zuko.build_cnf,
         zuko.CNFSettings,
     ),
+    **_pair(
+        "realnvp-image",
+        "images: ten couplings at two scales; quick both ways",
+        images.build_realnvp,
+        images.RealNVPImageSettings,
+        index=images.ImageIndexSettings,
+        **_OF_IMAGES,
+    ),
+    **_pair(
+        "resflow-image",
+        "images: convolutional residual blocks at three scales; samples by iteration",
+        images.build_resflow,
+        images.ResFlowImageSettings,
+        index=images.ResFlowIndexSettings,
+        **_OF_IMAGES,
+    ),
 }
 
 
@@ -145,13 +184,20 @@ def get_model(name: str) -> Model:
 
 
 def build_model(
-    name: str, *, features: int, context_features: int = 0, seed: int = 0, **settings: Any
+    name: str,
+    *,
+    features: int | None = None,
+    shape: Shape | None = None,
+    context_features: int = 0,
+    seed: int = 0,
+    **settings: Any,
 ) -> Flow:
     """Build a model by name, with fresh parameters that depend on `seed` alone.
 
     Arguments:
         name: A name that `ciflows models` prints.
-        features: Size of one data point.
+        features: Size of one data point: the same as shape=(features,).
+        shape: Shape of one data point; (channels, height, width) for images.
         context_features: Size of the context, for a conditional density.
         seed: Seed of the initial parameters.
         settings: Settings of that model; `ciflows models NAME` lists them.
@@ -160,11 +206,36 @@ def build_model(
         >>> flow = build_model("resflow", features=2, layers=2, hidden=[16, 16])
         >>> flow.exact
         True
+        >>> build_model("realnvp-image", shape=(1, 8, 8), blocks=1, channels=8).sample(2).shape
+        torch.Size([2, 1, 8, 8])
     """
     model = get_model(name)
-    if features < 1:
-        raise UserError(f"A model needs at least one feature; got {features}.")
+    shape = _point_shape(name, features, shape)
     parsed = parse_settings(model.settings, settings, f"model {name}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return model.build(features, context_features, parsed)
+        if model.takes == "vectors":
+            return model.build(shape[0], context_features, parsed)
+        if context_features:
+            raise UserError(f"{name} takes no context: it is a density over images alone.")
+        return model.build(shape, parsed)
+
+
+def _point_shape(name: str, features: int | None, shape: Shape | None) -> Shape:
+    """The shape of one point, of the kind that a model takes."""
+    if (features is None) == (shape is None):
+        raise UserError("Give either the number of features of one point or its shape.")
+    shape = (features,) if features is not None else tuple(shape or ())
+    if not shape or min(shape) < 1:
+        raise UserError(f"A model needs at least one feature; got the shape {shape}.")
+    if len(shape) not in (1, 3):
+        raise UserError(f"Points are vectors or images (channels, height, width); got shape {shape}.")
+    kind = "vectors" if len(shape) == 1 else "images"
+    if MODELS[name].takes != kind:
+        size = "×".join(map(str, shape))
+        suitable = [other for other, model in MODELS.items() if model.takes == kind]
+        raise UserError(
+            f"{name} takes {MODELS[name].takes}, and the data are {kind} of size {size}. "
+            f"{nearest(name, suitable)}"
+        )
+    return shape

@@ -19,6 +19,7 @@ from ciflows.errors import UserError
 from ciflows.files import write_text
 from ciflows.report import pictures, tables
 from ciflows.report.grids import FEWEST_DRAWS, DensityGrid, Entry, density_grids, in_plane
+from ciflows.report.images import GRID_IMAGES, image_pictures, reconstructions
 from ciflows.report.pictures import MOST_MARGINALS, Picture, Scale
 from ciflows.report.tables import LAYER_POINTS, Details, Table
 
@@ -44,6 +45,8 @@ class Section(NamedTuple):
     grid_draws: int
     fewest_draws: int
     samples: list[Picture]
+    images: list[Picture]
+    reconstructions: Table
     marginals: list[Picture]
     left_out: int
     training: list[Picture]
@@ -78,7 +81,12 @@ def write_report(
             groups.setdefault(entry.dataset.fingerprint, []).append((entry, grid))
         sections = [_section(group, seed) for group in groups.values()]
     page = _template().render(
-        title=title, sections=sections, entries=entries, environment=_environment(), seed=seed
+        title=title,
+        sections=sections,
+        entries=entries,
+        estimated=any(entry.metrics.get("log_det") for entry in entries),
+        environment=_environment(),
+        seed=seed,
     )
     write_text(Path(path), page)
 
@@ -87,7 +95,8 @@ def _section(group: Sequence[tuple[Entry, DensityGrid | None]], seed: int) -> Se
     entries = [entry for entry, _ in group]
     grids = [grid for _, grid in group if grid is not None]
     dataset = entries[0].dataset
-    drawn = [entry.flow.sample(SAMPLES, seed=seed).cpu() for entry in entries]
+    samples = GRID_IMAGES if dataset.images else SAMPLES
+    drawn = [entry.flow.sample(samples, seed=seed).cpu() for entry in entries]
     plane = in_plane(dataset)
     maps, scale = pictures.densities(entries, grids, log=False) if plane else ([], None)
     log_maps, log_scale = pictures.densities(entries, grids, log=True) if plane else ([], None)
@@ -106,7 +115,9 @@ def _section(group: Sequence[tuple[Entry, DensityGrid | None]], seed: int) -> Se
         grid_draws=max([grid.samples for grid in grids], default=1),
         fewest_draws=FEWEST_DRAWS,
         samples=pictures.samples(entries, drawn) if plane else [],
-        marginals=[] if plane else pictures.marginals(entries, drawn),
+        images=image_pictures(entries, drawn) if dataset.images else [],
+        reconstructions=reconstructions(entries, seed) if dataset.images else Table((), []),
+        marginals=[] if plane or dataset.images else pictures.marginals(entries, drawn),
         left_out=max(0, dataset.train[0].numel() - MOST_MARGINALS),
         training=pictures.training(entries),
         draws=pictures.draws(entries, seed),

@@ -16,6 +16,7 @@ from matplotlib.colors import to_hex
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from ciflows.bijections import Residual, Series
 from ciflows.diagnostics import draws_curve
 from ciflows.files import parse_toml
 from ciflows.report.grids import DensityGrid, Entry, find_window, on_device, shared_top, true_grid
@@ -38,6 +39,8 @@ from ciflows.report.plots import (
 from ciflows.report.tables import set_number
 
 CURVE_POINTS = 250
+CURVE_COUNTS = (1, 2, 5, 10, 20, 50, 100)
+IMAGE_CURVE_POINTS, IMAGE_CURVE_COUNTS = 10, CURVE_COUNTS[:5]
 MOST_MARGINALS = 12
 
 
@@ -137,19 +140,27 @@ def training(entries: Sequence[Entry]) -> list[Picture]:
 
 
 def draws(entries: Sequence[Entry], seed: int) -> list[Picture]:
-    """log_prob against m; nothing to see where every model is exact."""
-    if all(entry.flow.exact for entry in entries):
+    """log_prob against m; nothing to see where every model is exact, and too dear for power series."""
+    if all(entry.flow.exact for entry in entries) or any(_has_series(entry) for entry in entries):
         return []
+    images = entries[0].dataset.images
+    most, counts = (IMAGE_CURVE_POINTS, IMAGE_CURVE_COUNTS) if images else (CURVE_POINTS, CURVE_COUNTS)
+    points = min(most, len(entries[0].dataset.test))
     curves = [
-        draws_curve(e.flow, on_device(e.dataset.test[:CURVE_POINTS], e.flow), seed=seed) for e in entries
+        draws_curve(e.flow, on_device(e.dataset.test[:points], e.flow), counts, seed=seed)
+        for e in entries
     ]
     draw = partial(draw_draws, names=[entry.name for entry in entries], curves=curves)
-    points = min(CURVE_POINTS, len(entries[0].dataset.test))
     caption = f"Log-likelihood of the first {points} test points against the number of draws m."
     return [_picture(draw, CHART, "Log-likelihood against the number of draws", caption)]
 
 
 # -- inside ------------------------------------------------------------------------------------------
+
+
+def _has_series(entry: Entry) -> bool:
+    blocks = [block for block in entry.flow.modules() if isinstance(block, Residual)]
+    return any(isinstance(block.log_det, Series) for block in blocks)
 
 
 def _mass(grid: DensityGrid) -> str:

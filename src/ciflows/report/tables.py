@@ -8,9 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ciflows.diagnostics import Lipschitz, RoundTrip, Stretch, lipschitz, round_trip
-from ciflows.indexed import Indexed
-from ciflows.layers import Bijection
+from ciflows.diagnostics import Lipschitz, RoundTrip, Stretch, is_chain, lipschitz, round_trip
 from ciflows.report.grids import Entry, on_device
 
 if TYPE_CHECKING:
@@ -50,10 +48,14 @@ def headline(entries: Sequence[Entry]) -> Table:
 
 def _headline_row(entry: Entry) -> dict[str, str]:
     metrics, test, exact = entry.metrics, entry.metrics.get("test") or {}, entry.flow.exact
+    bits, probes = metrics.get("bits_per_dim"), metrics.get("log_det") or {}
     leaked, leaked_error = metrics.get("leaked_mass"), metrics.get("leaked_mass_std_error")
     return {
         "parameters": set_number(metrics.get("parameters"), "{:,}"),
+        "bits per dimension": set_error(bits, metrics.get("bits_per_dim_std_error"), "{:.3f}"),
         "test log-likelihood": set_error(test.get("log_prob"), test.get("std_error"), "{:.3f}"),
+        "probes' error": set_number(probes.get("std_error"), "{:.2g}"),
+        "probes' bias": set_number(probes.get("bias"), "{:.2g}"),
         "Monte-Carlo error": "none" if exact else set_number(test.get("monte_carlo_error"), "{:.2g}"),
         "ELBO": set_number(test.get("elbo"), "{:.3f}"),
         "draws m": "exact" if exact else set_number(test.get("samples"), "{:,}"),
@@ -75,6 +77,8 @@ def lead(entries: Sequence[Entry]) -> str:
     reached = set_error(test["log_prob"], test.get("std_error"), "{:.3f}")
     gap = best.metrics.get("gap") or 0.0
     words = f", {gap:.3f} below the best that any model can" if gap > 0 else ""
+    bits = best.metrics.get("bits_per_dim")
+    words += f", that is {bits:.3f} bits per dimension" if _known(bits) else ""
     who = best.name if len(entries) == 1 else f"The best of {len(entries)}, {best.name},"
     return f"{who} reaches {reached} nats for each test point{words}."
 
@@ -84,7 +88,7 @@ def diagnose(entries: Sequence[Entry], seed: int) -> tuple[Table, list[Details]]
     names = ("largest σ", "smallest σ", "bi-Lipschitz constant", "its bound", "round trip")
     whole, layers = Table(("model", *names), []), []
     for entry in entries:
-        if not all(isinstance(layer, Bijection | Indexed) for layer in entry.flow.layers):
+        if not is_chain(entry.flow):
             continue
         x = on_device(entry.dataset.test[:LAYER_POINTS], entry.flow)
         constants, trip = lipschitz(entry.flow, x, seed=seed), round_trip(entry.flow, x, seed=seed)
@@ -97,11 +101,18 @@ def sizes(dataset: Dataset) -> str:
     """The data's dimension and the sizes of its parts, in words."""
     parts = (dataset.train, dataset.validation, dataset.test)
     counts = [f"{len(part):,}" for part in parts]
-    d = dataset.train[0].numel()
     return (
-        f"{d} feature{'s' if d != 1 else ''}; {counts[0]} points to train on, "
-        f"{counts[1]} for validation, {counts[2]} for the test"
+        f"{_size(dataset)}; {counts[0]} points to train on, {counts[1]} for validation, "
+        f"{counts[2]} for the test"
     )
+
+
+def _size(dataset: Dataset) -> str:
+    if dataset.images:
+        channels, height, width = dataset.shape
+        colours = "grey" if channels == 1 else f"{channels} channels"
+        return f"Images of {width}×{height} pixels, {colours}"
+    return f"{dataset.features} feature{'s' if dataset.features != 1 else ''}"
 
 
 def set_number(value: Any, form: str) -> str:

@@ -25,6 +25,9 @@ from ciflows.search.results import SearchResult, write_result
 from ciflows.search.study import JOURNAL
 from ciflows.search.worker import Search, Worker
 
+ATTEMPTS = 3
+PATIENCE_SECONDS = 15.0
+
 
 def run_search(
     plan: Plan,
@@ -86,13 +89,21 @@ def _run_workers(search: Search, workers: int, device: str, say: Callable[[str],
         for child in children:
             child.join()
     except KeyboardInterrupt:
-        for child in children:
-            child.terminate()
-        for child in children:
-            child.join()
+        _end(children)
         raise
     if any(child.exitcode for child in children):
         say("Not every worker came to its end; going on with what is left.")
+
+
+def _end(children: Sequence[BaseProcess]) -> None:
+    """Let processes save and end; asked again, since Python may drop what interrupts a callback."""
+    for _ in range(ATTEMPTS):
+        for child in children:
+            child.terminate()
+        for child in children:
+            child.join(PATIENCE_SECONDS)
+    for child in children:
+        child.kill()
 
 
 def _start(children: Sequence[BaseProcess]) -> None:

@@ -25,7 +25,7 @@ from ciflows.search.claims import Claims
 from ciflows.search.plan import Plan
 from ciflows.search.results import Candidate, FailedSeed, SearchResult, SeedScore, mean_and_error
 from ciflows.search.study import Trials, trial_folder
-from ciflows.training.monitor import validations
+from ciflows.training.monitor import Hear
 
 STOPPED = "stopped.json"
 POLL_SECONDS = 1.0
@@ -139,8 +139,8 @@ class Worker:
         """Train a trial's run and put down how it ended, in the storage and in words."""
         folder = self.folder / trial_folder(trial.number)
         try:
-            with validations(partial(self.trials.report, trial, config.training)):
-                score = self._train(config, folder)["validation"]
+            hear = partial(self.trials.report, trial, config.training)
+            score = self._train(config, folder, hear)["validation"]
             if score is None:
                 raise UserError("its validation log-likelihood is not finite")
         except optuna.TrialPruned:
@@ -197,10 +197,10 @@ class Worker:
         of_test = {key: test[key] for key in ("log_prob", "std_error", "elbo", "samples")}
         return SeedScore(seed=seed, folder=folder, **of_test)
 
-    def _train(self, config: RunConfig, folder: Path) -> dict[str, Any]:
+    def _train(self, config: RunConfig, folder: Path, hear: Hear | None = None) -> dict[str, Any]:
         if (folder / "config.toml").exists():
-            return resume(folder, device=self.device, console=self.shown).metrics
-        return fit(config, folder, device=self.device, console=self.shown).metrics
+            return resume(folder, device=self.device, console=self.shown, hear=hear).metrics
+        return fit(config, folder, device=self.device, console=self.shown, hear=hear).metrics
 
 
 def _is_over(folder: Path) -> bool:

@@ -85,7 +85,7 @@ def fit_flow(
 
     Arguments:
         flow: The flow, on the device to train on.
-        train: Points to fit (rows, *shape).
+        train: Points to fit (rows, *shape); bytes stay bytes until they are in a batch.
         validation: Points to choose the weights by.
         settings: How to train.
         seed: Seed of the order of the data and of the draws.
@@ -108,7 +108,7 @@ class _Training:
     ) -> None:
         device = flow.device
         self.flow, self.settings, self.seed = flow, settings, seed
-        self.train = train.to(device, flow.dtype)
+        self.train = train.to(device, None if train.dtype == torch.uint8 else flow.dtype)
         self.validation = validation[: settings.validation_points].to(device, flow.dtype)
         self.checkpoints, self.monitor = checkpoints, monitor or Monitor()
         self.batch_size = min(settings.batch_size, len(train))
@@ -122,7 +122,7 @@ class _Training:
         """Train to the end; what an interruption finds is saved, so that training can go on."""
         self.started = saved = time.monotonic()
         self.flow.train()
-        first = self.train[: self.batch_size]
+        first = self.train[: self.batch_size].to(self.flow.dtype)
         self.flow.initialise(first, noise=Noise.seeded(self.seed, first.device))
         self.step = make_step(self.flow, self.settings, Noise(self.generator), first)
         self._resume()
@@ -215,7 +215,7 @@ class _Training:
             self.epoch = epoch
             self.order = torch.randperm(len(self.train), generator=shuffle).to(self.train.device)
         start = position * self.batch_size
-        return self.train[self.order[start : start + self.batch_size]]
+        return self.train[self.order[start : start + self.batch_size]].to(self.flow.dtype)
 
     def _validate(self) -> float:
         """Validation log-likelihood of the weights as they are; the best are kept."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["Monitor", "RunMonitor", "validations"]
+__all__ = ["Hear", "Monitor", "RunMonitor"]
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +15,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from ciflows.files import write_text
 
 Hear = Callable[[int, float], None]
-_HEAR: ContextVar[Hear | None] = ContextVar("hear", default=None)
-
-
-@contextmanager
-def validations(hear: Hear) -> Iterator[None]:
-    """Let `hear` have the step and the score of each validation of the runs inside the block.
-
-    It may raise to end a run: what the run has saved by then stays as it is.
-    """
-    token = _HEAR.set(hear)
-    try:
-        yield
-    finally:
-        _HEAR.reset(token)
 
 
 class Monitor:
@@ -56,10 +40,12 @@ class RunMonitor(Monitor):
         folder: The run folder.
         console: Where progress is shown.
         title: What stands before the bar.
+        hear: Called with the step and the score of each validation; it may raise to end the run.
     """
 
-    def __init__(self, folder: Path, console: Console, title: str) -> None:
+    def __init__(self, folder: Path, console: Console, title: str, hear: Hear | None = None) -> None:
         self.folder = folder
+        self.hear = hear
         self.console = console
         self.progress = Progress(
             TextColumn("[bold]{task.description}"),
@@ -91,9 +77,8 @@ class RunMonitor(Monitor):
             self.curves.add_scalar(name, value, step)
         shown: dict[str, Any] = {name: values[name] for name in ("loss", "validation") if name in values}
         self.progress.update(self.task, completed=done, step=f"{step}/{self.steps}", **shown)
-        hear = _HEAR.get()
-        if hear is not None and "validation" in values:
-            hear(step, values["validation"])
+        if self.hear is not None and "validation" in values:
+            self.hear(step, values["validation"])
 
     def say(self, message: str) -> None:
         self.console.print(message, markup=False)

@@ -66,4 +66,7 @@ class EvaluationSettings(Settings):
     """How a trained flow is judged on the test data."""
 
     samples: int = Field(100, ge=1, description="draws of the index for each test point")
+    points: int | None = Field(
+        None, ge=1, description="test points looked at, evenly spread over them; all if not given"
+    )
     seed: Seed = Field(0, description="seed of the draws; write it as evaluation.seed")

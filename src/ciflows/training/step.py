@@ -19,6 +19,7 @@ from ciflows.layers import Layer
 from ciflows.networks import update_norms
 from ciflows.noise import Noise
 from ciflows.objectives import Objective
+from ciflows.precision import float32_products
 from ciflows.training.settings import TrainingSettings
 
 WARM_UPS = 3
@@ -41,7 +42,7 @@ class Step:
         self.clip = settings.clip
         self.power_iterations = settings.power_iterations
         self.decay = settings.average
-        self.matmul = "high" if settings.precision == "tf32" else "highest"
+        self.exact_products = settings.precision != "tf32"
         self.parameters = [p for p in flow.parameters() if p.requires_grad]
         rate = torch.tensor(settings.learning_rate, device=flow.device)
         self.optimizer = torch.optim.AdamW(
@@ -74,7 +75,7 @@ class Step:
 
     def __call__(self, batch: Tensor) -> Tensor:
         """Take the step; the loss (), or NaN where the loss or the gradient is not finite."""
-        with _matmul_precision(self.matmul):
+        with float32_products(self.exact_products):
             loss = self._loss(batch)
             self.optimizer.zero_grad()
             loss.backward()
@@ -166,7 +167,7 @@ class CapturedStep(Step):
         """The loss and its whole gradient in one vector, from the same draws each time."""
         generator = self.noise.generator
         state = None if generator is None else generator.get_state()
-        with _matmul_precision(self.matmul):
+        with float32_products(self.exact_products):
             loss = self._loss(self.batch)
             parts = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         if generator is not None and state is not None:
@@ -181,17 +182,6 @@ class CapturedStep(Step):
         self.batch.copy_(batch)
         self.graph.replay()
         return self.loss.clone()
-
-
-@contextmanager
-def _matmul_precision(kind: str) -> Iterator[None]:
-    """Multiply matrices in this precision, in training alone: evaluation keeps all bits."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(kind)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @contextmanager
