@@ -939,10 +939,11 @@ def command(
 def test_command_lists_synthetic_sets_and_tables(command: Callable[..., str], tmp_path: Path) -> None:
     text = command("data")
     assert "-1.3863" in text
-    assert all(re.search(rf"\b{name}\b.*missing", text) for name in BENCHMARKS)
+    assert all(f"\n{name}: missing" in text for name in BENCHMARKS)
+    assert "https://zenodo.org/records/1161203" in text
     write_miniboone(tmp_path / "elsewhere")
     text = command("data", "--data-dir", "elsewhere")
-    assert re.search(r"\bminiboone\b.*not prepared yet", text)
+    assert re.search(r"\nminiboone: .*not prepared yet", text)
     assert str(tmp_path / "elsewhere") in text
 
 

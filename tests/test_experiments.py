@@ -130,3 +130,21 @@ def test_wrong_grids_and_names_are_refused(tmp_path: Path) -> None:
         experiment.published("gas")
     with pytest.raises(UserError, match="Did you mean power"):
         experiment.config("powr")
+
+
+def test_tables_are_found_under_the_name_they_are_given_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "people.csv").write_text("a,b\n1,2\n")
+    layer = {"on": {"people.csv": {"architecture": {"layers": 3}}}}
+    config = resolve("people.csv", "maf", layers=[layer])
+    assert config.architecture["layers"] == 3
+    assert config.data == str(tmp_path / "people.csv")
+
+
+@pytest.mark.parametrize("text", ["model = 3", "data = 1", 'seed = "a"', "training = 2"])
+def test_values_of_another_kind_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "some.toml").write_text(text)
+    with pytest.raises(UserError, match="not what belongs there"):
+        read_config(str(tmp_path / "some.toml"))

@@ -7,16 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 from ciflows import Flow, Indexed, build_model
-from ciflows.bijections import Affine
+from ciflows.bijections import Affine, Residual, Roulette
 from ciflows.data import SYNTHETIC
 from ciflows.densities import ConditionalNormal
 from ciflows.diagnostics import round_trip
 from ciflows.errors import UserError
 from ciflows.mixture import Mixture
 from ciflows.models import MODELS
+from ciflows.networks import LipschitzMLP
 from ciflows.noise import Noise
 from ciflows.training import TrainingSettings, fit_flow
 from constructors import generic
@@ -33,6 +35,7 @@ def small(name: str, features: int = 2, context_features: int = 0, **settings: A
     return build_model(name, features=features, context_features=context_features, seed=1, **sizes)
 
 
+@pytest.mark.filterwarnings("ignore:.*could not be inverted")
 @pytest.mark.parametrize("name", sorted(VECTORS))
 def test_model_trains_scores_and_samples(name: str) -> None:
     points = SYNTHETIC["split-gaussian"].sample(1200, seed=0)
@@ -48,6 +51,7 @@ def test_model_trains_scores_and_samples(name: str) -> None:
     assert (samples.mean(0) - points.mean(0)).abs().max() < 0.6
 
 
+@pytest.mark.filterwarnings("ignore:.*could not be inverted")
 @pytest.mark.parametrize("name", sorted(VECTORS))
 def test_model_takes_a_context(name: str) -> None:
     flow, x, context = small(name, 2, 3).eval(), torch.randn(5, 2), torch.randn(5, 3)
@@ -232,3 +236,30 @@ def test_index_is_a_quarter_of_the_features() -> None:
         layer = small("cif-maf", features).layers[1]
         assert isinstance(layer, Indexed)
         assert layer.prior.shape == (size,)
+
+
+def test_likelihoods_that_depend_on_the_batch_are_refused() -> None:
+    x = torch.randn(5, 2)
+    for flow in (small("maf", batch_norm=True), small("nsf", residual=True, dropout=0.1)):
+        with pytest.raises(ValueError, match=r"call eval\(\) first"):
+            flow.train().log_prob(x)
+        first = flow.eval().log_prob(x)
+        assert torch.equal(first, flow.log_prob(x))
+        assert torch.allclose(first[:1], flow.log_prob(x[:1]), atol=1e-6)
+
+
+def test_a_mixture_of_noisy_components_is_noisy() -> None:
+    exact, noisy = (
+        Mixture([[Residual(LipschitzMLP(2, [8]), log_det)]], nn.Linear(2, 1))
+        for log_det in (None, Roulette())
+    )
+    assert (exact.noisy, exact.exact) == (False, True)
+    assert (noisy.noisy, noisy.exact) == (True, False)
+    with pytest.raises(ValueError, match="noisy"):
+        Flow([], noisy).eval().log_prob(torch.zeros(3, 2))
+
+
+def test_points_that_zuko_cannot_invert_are_counted() -> None:
+    flow = small("gf", features=1)
+    with pytest.warns(UserWarning, match="could not be inverted"):
+        flow.layers[0].decode(torch.tensor([[0.0], [8.0]]))  # type: ignore[operator]

@@ -160,7 +160,7 @@ def fit(
         resolved = _resolve(data, model, seed, config, settings, precision, max_minutes)
         name = f"{Path(resolved.data).stem}-{resolved.model}-{resolved.seed}"
         folder = out or Path("runs") / name
-        with _resumable(f"ciflows fit --resume {folder}"):
+        with _resumable(f"ciflows fit --resume {folder}", folder):
             finished = runs.fit(resolved, folder, device=device, console=console)
     _show_rows([runs.comparison_row(finished)])
     _say(f"The run is in {finished.path}.")
@@ -207,7 +207,7 @@ def compare(
 
 @app.command()
 def search(
-    experiment: Annotated[str, typer.Argument(help="A TOML file with a model and tables [on.DATA].")],
+    experiment: Annotated[str, typer.Argument(help=r"A TOML file with a model and tables \[on.DATA].")],
     data: Annotated[
         str | None, typer.Argument(help="One of its data sets; may be left out if it has one only.")
     ] = None,
@@ -386,13 +386,15 @@ def data_(_: DataFolderOption = None) -> None:
         best = "unknown" if truth.limit is None else f"{truth.limit + 0.0:.4f}"
         table.add_row(name, best, truth.summary)
     console.print(table)
-    table = RichTable("data", "size", "train / validation / test", "what it is; where")
+    table, places = RichTable("data", "size", "train / validation / test", "what it is"), {}
     for name, benchmark in BENCHMARKS.items():
-        features, rows, where = describe_benchmark(name)
-        table.add_row(name, features, rows, escape(f"{benchmark.summary}; {where}"))
+        size, rows, places[name] = describe_benchmark(name)
+        table.add_row(name, size, rows, benchmark.summary)
     console.print(table)
     folder = data_folder().absolute()
     _say(f"Their files are looked for in {folder}; --data-dir or CIFLOWS_DATA names another folder.")
+    for name, where in places.items():
+        _say(f"{name}: {where}")
 
 
 def _resolve(
@@ -407,7 +409,7 @@ def _resolve(
 ) -> RunConfig:
     """The configuration that the options of `fit` and `compare` mean."""
     from ciflows.config import read_config, read_overrides, resolve
-    from ciflows.data import holds_images, is_built_in
+    from ciflows.data import holds_images
 
     files = [read_config(name) for name in config or []]
     named = {key: value for file in files for key, value in file.items()}
@@ -420,8 +422,10 @@ def _resolve(
     model = model or named.get("model") or default
     given = _training(precision, max_minutes)
     layers = [*files, read_overrides(model, settings or [], others), {"training": given}]
-    name = data if is_built_in(data) or not Path(data).exists() else str(Path(data).resolve())
-    return resolve(name, model, named.get("seed", 0) if seed is None else seed, layers)
+    for name, file in zip(config or [], files, strict=True):
+        if file.get("on") and data not in file["on"]:
+            _say(f"Note: {name} has nothing on {data}: its general settings are used.")
+    return resolve(data, model, named.get("seed", 0) if seed is None else seed, layers)
 
 
 def _training(precision: str | None, max_minutes: float | None) -> dict[str, Any]:
@@ -431,11 +435,12 @@ def _training(precision: str | None, max_minutes: float | None) -> dict[str, Any
 
 
 @contextmanager
-def _resumable(how: str) -> Iterator[None]:
-    """Tell how to go on after an interruption."""
+def _resumable(how: str, folder: Path | None = None) -> Iterator[None]:
+    """Tell how to go on after an interruption; the same command, where there is no folder yet."""
     try:
         yield
     except KeyboardInterrupt:
+        how = "the same command" if folder is not None and not folder.exists() else how
         _say(f"Interrupted; nothing is lost: go on with {how}.")
         raise typer.Exit(130) from None
 

@@ -12,6 +12,7 @@ from typing import Any
 import tomli_w
 from pydantic import Field
 
+from ciflows.data import is_built_in
 from ciflows.errors import UserError, nearest
 from ciflows.files import parse_toml
 from ciflows.models import MODELS, get_model
@@ -19,7 +20,7 @@ from ciflows.settings import Seed, Settings, parse_settings
 from ciflows.training import EvaluationSettings, TrainingSettings
 
 SECTIONS = ("architecture", "training", "evaluation")
-NAMES = ("data", "model", "seed")
+NAMES = {"data": str, "model": str, "seed": int}
 PER_DATA = ("grid", "paper")  # what an experiment says of a data set beside the settings for it
 
 
@@ -81,8 +82,6 @@ def read_overrides(model: str, overrides: Sequence[str], others: Sequence[str] =
         key, equals, text = word.partition("=")
         if not equals:
             raise UserError(f"--set {word}: write it as key=value.")
-        if key == "seed":
-            raise UserError("--set seed: use --seed for the run's seed, or evaluation.seed=… .")
         values[key] = _parse_value(text)
     return place_settings(model, values, others, "--set")
 
@@ -106,6 +105,8 @@ def place_settings(
     elsewhere = {key for other in others for key in get_model(other).settings.model_fields}
     values: dict[str, Any] = {}
     for key, value in settings.items():
+        if key == "seed":
+            raise UserError(f"{where} seed: use --seed for the run's seed, or evaluation.seed.")
         section, _, name = key.rpartition(".")
         places = [s for s in SECTIONS if name in fields[s] and section in ("", s)]
         if places:
@@ -146,8 +147,9 @@ def resolve(
             "their own noise: set objective=elbo, or another log_det."
         )
     evaluation = parse_settings(EvaluationSettings, merged["evaluation"], "evaluation")
+    address = data if is_built_in(data) or not Path(data).exists() else str(Path(data).resolve())
     whole = {
-        **{"data": data, "model": model, "seed": seed, "architecture": architecture.model_dump()},
+        **{"data": address, "model": model, "seed": seed, "architecture": architecture.model_dump()},
         **{"training": training, "evaluation": evaluation},
     }
     return parse_settings(RunConfig, whole, "run")
@@ -157,7 +159,7 @@ def _check_keys(values: dict[str, Any], where: str) -> dict[str, Any]:
     for key, value in values.items():
         if key not in (*SECTIONS, *NAMES, "on"):
             raise UserError(f"{where}: no section [{key}]. {nearest(key, (*SECTIONS, 'on'))}")
-        if (key not in NAMES) != isinstance(value, dict):
+        if not isinstance(value, NAMES.get(key, dict)):
             raise UserError(f"{where}: {key} = {value!r} is not what belongs there.")
     for name, table in values.get("on", {}).items():
         for key, value in table.items() if isinstance(table, dict) else {name: table}.items():

@@ -10,6 +10,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import BatchNorm1d, BatchNorm2d
 
 from ciflows.densities import Density, StandardNormal
 from ciflows.estimate import Estimate, RunningEstimate
@@ -158,6 +159,11 @@ class Flow(Density):
         check_shape(x, self.shape, "Flow")
         if x.dtype != self.dtype:
             raise ValueError(f"Flow: its weights are {self.dtype}, the points {x.dtype}: convert one.")
+        if any(_is_unsettled(part) for part in self.modules()):
+            raise ValueError(
+                "Flow: in training mode its batch norms or dropped units make a point's likelihood "
+                "depend on more than the point: call eval() first."
+            )
         if self.noisy:
             raise ValueError(
                 "Flow: its log-determinants are noisy estimates, and their noise would raise a "
@@ -337,6 +343,12 @@ def _rows_at_once(shape: Shape, device: torch.device) -> int:
         return max(1, (2**20 if device.type == "cuda" else 2**16) // (shape[1] * shape[2]))
     size = 1 + torch.Size(shape).numel()
     return max(1, 2**20 // size if device.type == "cuda" else min(2**11, 2**17 // size))
+
+
+def _is_unsettled(part: nn.Module) -> bool:
+    """Whether a part depends, in training mode, on the other rows of a batch or on units dropped."""
+    batchwise = isinstance(part, BatchNorm1d | BatchNorm2d) or getattr(part, "batchwise", False)
+    return part.training and (batchwise or getattr(part, "dropout", 0.0) > 0)
 
 
 def _check_samples(samples: int) -> None:

@@ -47,7 +47,12 @@ class Mixture(Density):
 
     @property
     def exact(self) -> bool:
-        return self.base.exact
+        return self.base.exact and not self.noisy
+
+    @property
+    def noisy(self) -> bool:
+        bijections = [part for part in self.components.modules() if isinstance(part, Bijection)]
+        return self.base.noisy or any(part.noisy for part in bijections)
 
     def log_weight(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
         check_shape(x, self.shape, "Mixture")

@@ -75,6 +75,8 @@ class BatchNorm(Bijection):
         (True, True)
     """
 
+    batchwise = True
+
     def __init__(
         self, shape: Shape, momentum: float = 0.1, affine: bool = True, eps: float = 1e-5
     ) -> None:

@@ -123,19 +123,19 @@ MODELS: dict[str, Model] = {
     ),
     **_pair(
         "naf",
-        "neural autoregressive flow; samples by bisection, right within [-10, 10]",
+        "neural autoregressive flow; samples by bisection in [-10, 10], at each layer",
         zuko.build_naf,
         zuko.NAFSettings,
     ),
     **_pair(
         "unaf",
-        "unconstrained neural autoregressive flow; samples by bisection, right within [-10, 10]",
+        "unconstrained neural autoregressive flow; very slow to sample, in [-10, 10] at each layer",
         zuko.build_unaf,
         zuko.NAFSettings,
     ),
     **_pair(
         "sospf",
-        "sums of squared polynomials; samples by bisection, right within [-10, 10]",
+        "sums of squared polynomials; samples by bisection in [-10, 10], at each layer",
         zuko.build_sospf,
         zuko.SOSPFSettings,
     ),
@@ -147,7 +147,7 @@ MODELS: dict[str, Model] = {
     ),
     **_pair(
         "gf",
-        "Gaussianization flow: feature by feature, with rotations between; samples by bisection",
+        "Gaussianization flow: by feature, with rotations between; no density far from the data",
         zuko.build_gf,
         zuko.GFSettings,
     ),

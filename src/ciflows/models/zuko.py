@@ -3,7 +3,9 @@
 Zuko puts squashing or rotating maps between its layers; here they go with the layer after them. Limits
 that are zuko's: an autoregressive inverse takes as many passes as features; those of NAF, UNAF and SOSPF
 look for x in [-10, 10] alone, so keep data standardised; CNF solves an equation for every point and is
-slow; and training is captured as a CUDA graph only where that can be done.
+slow; training is captured as a CUDA graph only where that can be done; and GF, whose scalar maps end at
+about ±4.9, has no density (log p = -inf) far from the data, and cannot invert all of its inner values.
+Points that were not inverted are counted in a warning.
 """
 
 from __future__ import annotations

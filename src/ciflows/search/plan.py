@@ -129,6 +129,7 @@ def plan_search(
     )
     for choice in choices:
         plan.config(choice)
+    experiment.published(data)
     return plan
 
 

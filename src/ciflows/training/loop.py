@@ -37,8 +37,8 @@ class Outcome(NamedTuple):
     Attributes:
         steps: Steps taken.
         seconds: Time taken, over all resumptions.
-        validation: The best validation log-likelihood, which the flow's weights now have; -inf where
-            training never got as far as one.
+        validation: The validation log-likelihood that the flow's weights now have, the best one or the
+            last; -inf where training never got as far as one.
         rollbacks: How often the loss was not finite and the state was put back.
         early: Why it ended before all steps were taken; None where it did not.
     """
@@ -59,6 +59,7 @@ class _Progress:
     rate_scale: float = 1.0
     rollbacks: int = 0
     best: float = -math.inf
+    last: float = -math.inf
     stale: int = 0
 
 
@@ -151,9 +152,8 @@ class _Training:
         self._save(good)
         self.flow.load_state_dict(self.best)
         self.flow.eval()
-        return Outcome(
-            progress.step, progress.seconds, progress.best, progress.rollbacks, self._stopped()
-        )
+        kept = progress.best if self.settings.keep == "best" else progress.last
+        return Outcome(progress.step, progress.seconds, kept, progress.rollbacks, self._stopped())
 
     def _finished(self) -> bool:
         return self.progress.step >= self.settings.steps or self._stopped() is not None
@@ -226,7 +226,7 @@ class _Training:
             estimate = self.flow.estimate(
                 self.validation, self.settings.validation_samples, seed=VALIDATION_SEED
             )
-            score = estimate.log_prob.mean().item()
+            score = progress.last = estimate.log_prob.mean().item()
             if score > progress.best or self.settings.keep == "last":
                 self.best = _copy(self.flow.state_dict())
         self.flow.train()
