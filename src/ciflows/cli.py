@@ -454,20 +454,25 @@ def _write_report(runs: Sequence[Run], path: Path) -> None:
 
 def _show_rows(rows: Sequence[dict[str, Any]]) -> None:
     table = RichTable(title="Test log-likelihood, nats per point", title_justify="left")
-    table.box, table.padding = None, (0, 2, 0, 0)
     images = rows[0].get("bits_per_dim") is not None
+    table.box, table.padding = None, (0, 1 if images else 2, 0, 0)
     own = ("bits/dim",) if images else ("gap", "leak")
+    nats = "{:.1f}" if images else "{:.4f}"  # of hundreds of pixels together
     for column in ("model", "weights", "log p(x)", "ELBO", "m", *own, "time"):
         table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
     for row in rows:
-        bits = f"{_number(row.get('bits_per_dim'))} ± {_number(row.get('bits_per_dim_std_error'))}"
+        bits = [_number(row.get(f"bits_per_dim{part}"), "{:.3f}") for part in ("", "_std_error")]
         table.add_row(
             row["model"],
             f"{row['parameters']:,}",
-            f"{_number(row['log_prob'])} ± {_number(row['std_error'])}",
-            _number(row["elbo"]),
+            f"{_number(row['log_prob'], nats)} ± {_number(row['std_error'], nats)}",
+            _number(row["elbo"], nats),
             str(row["samples"]),
-            *([bits] if images else [_number(row["gap"]), _number(row["leaked_mass"], "{:.2%}")]),
+            *(
+                [" ± ".join(bits)]
+                if images
+                else [_number(row["gap"]), _number(row["leaked_mass"], "{:.2%}")]
+            ),
             f"{row['seconds']:.0f} s",
         )
     console.print(table)
