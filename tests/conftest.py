@@ -3,8 +3,14 @@ and the same random numbers whatever ran before."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
+
+from ciflows import cli
 
 torch.set_num_threads(1)
 
@@ -12,3 +18,32 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty data folder and an empty cache, in place of the user's."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    monkeypatch.setenv("CIFLOWS_DATA", str(folder))
+    monkeypatch.setenv("CIFLOWS_CACHE", str(tmp_path / "cache"))
+    return folder
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Runs the command in this process and an empty folder; what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def main(*words: str, code: int = 0) -> str:
+        monkeypatch.setattr(sys, "argv", ["ciflows", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        printed = capsys.readouterr()
+        assert (end.value.code or 0) == code, printed
+        return printed.out + printed.err
+
+    return main

@@ -8,7 +8,6 @@ import pickle
 import re
 import shutil
 import struct
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,6 @@ import torch
 from numpy.random import RandomState
 from PIL import Image
 
-from ciflows import cli
 from ciflows.bijections import Standardise
 from ciflows.config import resolve
 from ciflows.data import BENCHMARKS, describe_benchmark, is_built_in, load_dataset, recipes
@@ -39,14 +37,10 @@ ROWS = 300
 
 
 @pytest.fixture(autouse=True)
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty data folder and an empty cache."""
-    folder = tmp_path / "data"
-    folder.mkdir()
-    monkeypatch.setenv("CIFLOWS_DATA", str(folder))
-    monkeypatch.setenv("CIFLOWS_CACHE", str(tmp_path / "cache"))
+def data(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty data folder, and fewer patches than the official number."""
     monkeypatch.setattr(recipes, "PATCHES", (400, 100, 200))
-    return folder
+    return data_folder
 
 
 @pytest.fixture
@@ -915,25 +909,6 @@ def test_list_tells_what_is_there(data: Path) -> None:
     assert where.startswith("power/data.npy, prepared; published: 6 features, 1,659,917 / 184,435")
     write_images(data)
     assert "(15 files)" in describe_benchmark("bsds300")[2]
-
-
-@pytest.fixture
-def command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
-    """Runs the command in this process; what it printed."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def main(*words: str, code: int = 0) -> str:
-        monkeypatch.setattr(sys, "argv", ["ciflows", *words])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        printed = capsys.readouterr()
-        assert (end.value.code or 0) == code, printed
-        return printed.out + printed.err
-
-    return main
 
 
 def test_command_lists_synthetic_sets_and_tables(command: Callable[..., str], tmp_path: Path) -> None:

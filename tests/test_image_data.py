@@ -30,13 +30,8 @@ BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
 
 
 @pytest.fixture(autouse=True)
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty data folder and an empty cache."""
-    folder = tmp_path / "data"
-    folder.mkdir()
-    monkeypatch.setenv("CIFLOWS_DATA", str(folder))
-    monkeypatch.setenv("CIFLOWS_CACHE", str(tmp_path / "cache"))
-    return folder
+def data(data_folder: Path) -> Path:
+    return data_folder
 
 
 def pixels(*shape: int, seed: int = 0) -> np.ndarray:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ciflows import Flow, Indexed, Run, build_model, cli, load_run
+from ciflows import Flow, Indexed, Run, build_model, load_run
 from ciflows.bijections import BatchNorm, Residual, Series
 from ciflows.config import resolve
 from ciflows.data import Dataset
@@ -302,25 +301,6 @@ def test_an_interrupted_run_of_images_ends_as_it_would_have(tmp_path: Path) -> N
     pictures = [(tmp_path / run / "samples" / names[-1]).read_bytes() for run in ("whole", "cut")]
     assert pictures[0] == pictures[1]
     assert pictures[0].startswith(PNG)
-
-
-@pytest.fixture
-def command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
-    """Runs the command in this process; what it printed."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def main(*given: str, code: int = 0) -> str:
-        monkeypatch.setattr(sys, "argv", ["ciflows", *given])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        printed = capsys.readouterr()
-        assert (end.value.code or 0) == code, printed
-        return printed.out + printed.err
-
-    return main
 
 
 def test_from_a_folder_to_scores_samples_and_a_report(

@@ -5,7 +5,8 @@ from __future__ import annotations
 __all__ = ["Noise", "TemperedNoise"]
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -40,6 +41,16 @@ class Noise:
         if seed is None:
             return cls()
         return cls(torch.Generator(device).manual_seed(seed))
+
+    @contextmanager
+    def rewound(self) -> Iterator[None]:
+        """Give the numbers that are drawn inside once more after it; torch's own generator goes on."""
+        state = None if self.generator is None else self.generator.get_state()
+        try:
+            yield
+        finally:
+            if self.generator is not None and state is not None:
+                self.generator.set_state(state)
 
     def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
         """Standard normal numbers with the type and device of `like`."""

@@ -121,7 +121,7 @@ def fit(
     dataset = load_dataset(config.data, say=partial(console.print, markup=False, soft_wrap=True))
     flow = build_flow(config, dataset).to(where)
     _make_folder(folder, config, dataset)
-    return _train(flow, config, folder, dataset, console, hear)
+    return _train(flow, config, dataset, _monitor(flow, config, folder, dataset, console, hear))
 
 
 def resume(
@@ -139,7 +139,8 @@ def resume(
     where = find_device(device)
     dataset = _same_data(config.data, about["fingerprint"])
     flow = build_flow(config, dataset).to(where)
-    return _train(flow, config, folder, dataset, console or Console(quiet=True), hear)
+    console = console or Console(quiet=True)
+    return _train(flow, config, dataset, _monitor(flow, config, folder, dataset, console, hear))
 
 
 def load_run(folder: Path | str, device: str = "cpu") -> Run:
@@ -282,15 +283,8 @@ def _make_folder(folder: Path, config: RunConfig, dataset: Dataset) -> None:
         raise
 
 
-def _train(
-    flow: Flow,
-    config: RunConfig,
-    folder: Path,
-    dataset: Dataset,
-    console: Console,
-    hear: Hear | None,
-) -> Run:
-    monitor = _monitor(flow, config, folder, dataset, console, hear)
+def _train(flow: Flow, config: RunConfig, dataset: Dataset, monitor: RunMonitor) -> Run:
+    folder = monitor.folder
     outcome = fit_flow(
         flow,
         dataset.train,

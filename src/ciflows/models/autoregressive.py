@@ -70,15 +70,20 @@ def build(
     splines = isinstance(settings, NSFSettings)
     if features == 1 and not splines and not isinstance(settings, IndexSettings):
         raise UserError("Affine layers make of one column nothing but a Gaussian: use nsf or resflow.")
-    steps = [_step(index, features, context_features, settings) for index in range(settings.layers)]
+    steps = _steps(features, context_features, settings)
     last = _linear(features) if isinstance(settings, NSFSettings) and settings.linear else []
     return Flow([*with_index(steps, features, context_features, settings), *last])
 
 
 def masked_layers(features: int, context_features: int, settings: MAFSettings) -> list[Bijection]:
     """The layers of a masked autoregressive flow, without any index."""
-    steps = [_step(index, features, context_features, settings) for index in range(settings.layers)]
-    return [layer for step in steps for layer in step]
+    return [layer for step in _steps(features, context_features, settings) for layer in step]
+
+
+def _steps(
+    features: int, context_features: int, settings: MAFSettings | RealNVPSettings | NSFSettings
+) -> list[list[Bijection]]:
+    return [_step(index, features, context_features, settings) for index in range(settings.layers)]
 
 
 def _step(

@@ -127,10 +127,8 @@ class CapturedStep(Step):
         changed = [*self.flow.parameters(), *self.flow.buffers(), *self.state().values()]
         tensors = [tensor.detach() for tensor in changed]
         kept = [tensor.clone() for tensor in tensors]
-        generator = self.noise.generator
-        state = None if generator is None else generator.get_state()
         try:
-            with _capturable_linalg(self.flow), self._compiled():
+            with self.noise.rewound(), _capturable_linalg(self.flow), self._compiled():
                 side = torch.cuda.Stream()
                 side.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(side):
@@ -141,8 +139,6 @@ class CapturedStep(Step):
                     self.loss = super().__call__(self.batch)
         finally:
             torch._foreach_copy_(tensors, kept)
-            if generator is not None and state is not None:
-                generator.set_state(state)
 
     @contextmanager
     def _compiled(self) -> Iterator[None]:
@@ -165,13 +161,9 @@ class CapturedStep(Step):
 
     def _gradient(self) -> Tensor:
         """The loss and its whole gradient in one vector, from the same draws each time."""
-        generator = self.noise.generator
-        state = None if generator is None else generator.get_state()
-        with float32_products(self.exact_products):
+        with self.noise.rewound(), float32_products(self.exact_products):
             loss = self._loss(self.batch)
             parts = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        if generator is not None and state is not None:
-            generator.set_state(state)
         return torch.cat([loss.detach().flatten(), *(p.flatten() for p in parts if p is not None)])
 
     @staticmethod
