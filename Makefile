@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 JOBS ?= 2
 
-.PHONY: help demo test test-all lint bench clean
+.PHONY: help demo test test-all lint docs bench clean
 
 help:  ## show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -32,8 +32,15 @@ lint: $(VENV)/installed  ## check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+$(VENV)/sphinx: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
+	touch $@
+
+docs: $(VENV)/sphinx  ## build the pages into docs/_build/html
+	$(BIN)/python -m sphinx -W --keep-going --quiet docs docs/_build/html
+
 bench: $(VENV)/installed  ## time training, likelihoods and sampling
 	$(BIN)/python benchmarks/speed.py
 
-clean:  ## remove the environment and what the demo made
-	rm -rf $(VENV) runs/demo
+clean:  ## remove the environment, the pages and what the demo made
+	rm -rf $(VENV) docs/_build runs/demo

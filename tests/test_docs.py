@@ -1,0 +1,136 @@
+"""The pages of docs/: every block of code on them runs.
+
+The `python` blocks of a page and the commands of its `console` blocks run in their order, in an empty
+folder, with a few steps of training on a few points in place of thousands. `shell` blocks, and indented
+ones, tell of hours on a GPU: bash runs them with a `ciflows` that only notes its arguments, and the
+command line then has to take those as far as the training. `text` blocks are no code.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import typer
+from markdown_it import MarkdownIt
+
+import ciflows.run
+import ciflows.training
+from ciflows.data import dataset
+from ciflows.training import fit_flow
+
+ROOT = Path(__file__).parent.parent
+PAGES = {page.stem: page for page in sorted((ROOT / "docs").glob("*.md"))}
+STEPS = 4
+NOT_RUN = ("cd", "git", "pip")  # they need the network, or change the machine
+WORK = (
+    "ciflows.run.fit",
+    "ciflows.run.resume",
+    "ciflows.run.load_run",
+    "ciflows.comparing.compare_models",
+    "ciflows.search.run_search",
+    "ciflows.scoring.score_data",
+    "ciflows.scoring.sample_data",
+)
+STAND_IN = """#!{python}
+import json, sys
+with open({notes!r}, "a") as file:
+    file.write(json.dumps([{name!r}, *sys.argv[1:]]) + "\\n")
+"""
+
+
+class Block(NamedTuple):
+    """A block of code: its language, its text, and the line of the page that it begins after."""
+
+    language: str
+    text: str
+    line: int
+
+
+def blocks(page: Path) -> list[Block]:
+    tokens = MarkdownIt().parse(page.read_text(encoding="utf-8"))
+    found = [token for token in tokens if token.type in ("fence", "code_block")]
+    return [
+        Block(token.info.strip() or "shell", token.content, token.map[0] + (token.type == "fence"))
+        for token in found
+        if token.map is not None
+    ]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training takes a few steps, and the built-in sets have a few points."""
+
+    def fit(flow: Any, train: Any, validation: Any, settings: Any, **options: Any) -> Any:
+        few = {"steps": min(STEPS, settings.steps), "validate_every": STEPS, "max_minutes": None}
+        return fit_flow(flow, train, validation, settings.model_copy(update=few), **options)
+
+    for module in (ciflows.run, ciflows.training):
+        monkeypatch.setattr(module, "fit_flow", fit)
+    monkeypatch.setattr(dataset, "SYNTHETIC_SIZES", (500, 50, 100))
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.usefixtures("quick", "data_folder")
+def test_page_runs(name: str, command: Callable[..., str]) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks(PAGES[name]):
+        if block.language == "python":
+            source = "\n" * block.line + block.text
+            exec(compile(source, PAGES[name], "exec"), names)
+        elif block.language == "console":
+            for line in re.findall(r"^\$ (.*)$", block.text, re.MULTILINE):
+                run(shlex.split(line, comments=True), command)
+        else:
+            assert block.language in ("shell", "text") or block.language.startswith("{"), block
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.usefixtures("data_folder")
+def test_long_commands_are_understood(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Callable[..., str]
+) -> None:
+    def end(*_: Any, **__: Any) -> None:
+        raise typer.Exit
+
+    for work in WORK:
+        monkeypatch.setattr(work, end)
+    monkeypatch.chdir(ROOT)
+    for block in blocks(PAGES[name]):
+        if block.language == "shell":
+            for words in called(block.text, tmp_path):
+                run(words, command)
+
+
+def run(words: list[str], command: Callable[..., str]) -> None:
+    """Run a `ciflows` command; see that another one is at least there."""
+    if words[0] == "ciflows":
+        command(*words[1:])
+    elif words[0] == "make":
+        assert re.search(rf"^{words[1]}:.*##", (ROOT / "Makefile").read_text(), re.MULTILINE), words
+    elif words[0] == "python":
+        assert (ROOT / words[1]).is_file(), words
+    else:
+        assert words[0] in NOT_RUN, words
+
+
+def called(script: str, folder: Path) -> list[list[str]]:
+    """The commands that a script calls, each with its arguments, none of them run."""
+    notes, path = folder / "notes", folder / "bin"
+    notes.write_text("")
+    path.mkdir(exist_ok=True)
+    for name in ("ciflows", "make", "python"):
+        (path / name).write_text(STAND_IN.format(python=sys.executable, notes=str(notes), name=name))
+        (path / name).chmod(0o755)
+    bash = [shutil.which("bash") or "bash", "-ec", script]
+    done = subprocess.run(bash, env={"PATH": str(path)}, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, (script, done.stderr)
+    return [json.loads(line) for line in notes.read_text().splitlines()]
