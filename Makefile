@@ -39,8 +39,8 @@ $(VENV)/sphinx: $(VENV)/installed
 docs: $(VENV)/sphinx  ## build the pages into docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going --quiet docs docs/_build/html
 
-bench: $(VENV)/installed  ## time training, likelihoods and sampling
-	$(BIN)/python benchmarks/speed.py
+bench: $(VENV)/installed  ## time training, likelihoods and sampling, beside other libraries
+	$(BIN)/ciflows bench --document docs/performance.md
 
 clean:  ## remove the environment, the pages and what the demo made
 	rm -rf $(VENV) docs/_build runs/demo

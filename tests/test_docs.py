@@ -37,6 +37,7 @@ WORK = (
     "ciflows.run.load_run",
     "ciflows.comparing.compare_models",
     "ciflows.search.run_search",
+    "ciflows.bench.command.bench",
     "ciflows.scoring.score_data",
     "ciflows.scoring.sample_data",
 )

@@ -1,4 +1,4 @@
-"""The command line: fit, compare, search, score, sample, report, models, data."""
+"""The command line: fit, compare, search, score, sample, report, models, data, bench."""
 
 from __future__ import annotations
 
@@ -395,6 +395,69 @@ def data_(_: DataFolderOption = None) -> None:
     _say(f"Their files are looked for in {folder}; --data-dir or CIFLOWS_DATA names another folder.")
     for name, where in places.items():
         _say(f"{name}: {where}")
+
+
+@app.command()
+def bench(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")] = Path(
+        "runs/bench"
+    ),
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    threads: Annotated[int, typer.Option(help="Threads of each library on a CPU.", min=1)] = 1,
+    repeats: Annotated[int, typer.Option(help="How often each work is repeated.", min=1)] = 9,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WORDS", help="Cases whose names contain these words; may repeat."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Three repetitions, and nothing of how cost grows.")
+    ] = False,
+    growth: Annotated[bool, typer.Option(help="Measure how cost grows with each size.")] = True,
+    peers: Annotated[
+        bool,
+        typer.Option(
+            help="Compare with zuko and normflows, installed into an environment of their own."
+        ),
+    ] = True,
+    document: Annotated[
+        Path | None,
+        typer.Option(help="Put the tables into this document too, such as docs/performance.md."),
+    ] = None,
+    show: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Show an earlier bench.json; measure nothing.")
+    ] = None,
+) -> None:
+    """Time training steps, likelihoods and samples of the models, beside other libraries.
+
+    All sides of a comparison work in turns, so that what disturbs one disturbs the others; look at the
+    ratios, since absolute times vary from machine to machine and from minute to minute.
+
+        ciflows bench --quick --only resflow
+
+        ciflows bench --device cuda --no-peers
+
+        ciflows bench --show runs/bench/bench.json --document docs/performance.md
+    """
+    from ciflows.bench import BenchSettings, command, read_result
+
+    if show is not None:
+        result = read_result(show)
+    else:
+        settings = BenchSettings(
+            device=device,
+            threads=threads,
+            repeats=3 if quick else repeats,
+            only=tuple(only or ()),
+            growth=growth and not quick,
+            peers=None,
+        )
+        try:
+            result = command.bench(out, settings, peers, console, _say)
+        except KeyboardInterrupt:
+            _say(f"Interrupted; what was measured is in {out / 'bench.json'}, if anything was.")
+            raise typer.Exit(130) from None
+    files = command.show(result, out, document, console)
+    _say(f"Wrote {', '.join(map(str, files))}.")
 
 
 def _resolve(

@@ -7,7 +7,6 @@ __all__ = [
     "build_flow",
     "comparison_row",
     "evaluate",
-    "find_device",
     "fit",
     "load_run",
     "read_description",
@@ -34,6 +33,7 @@ from torch import Tensor
 from ciflows.bijections import Residual, Series, Standardise
 from ciflows.config import RunConfig
 from ciflows.data import Dataset, load_dataset
+from ciflows.devices import device_name, find_device
 from ciflows.diagnostics import leaked_mass, log_det_error
 from ciflows.errors import UserError
 from ciflows.estimate import Estimate, summarise
@@ -169,18 +169,6 @@ def load_run(folder: Path | str, device: str = "cpu") -> Run:
     return Run(folder, config, flow, about, metrics, read_history(folder / "metrics.jsonl"))
 
 
-def find_device(name: str) -> torch.device:
-    """The device that a name means here."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    kind, _, index = name.partition(":")
-    if name != "cpu" and (kind != "cuda" or not (index or "0").isdigit()):
-        raise UserError(f"There is no device {name!r}: use auto, cpu, cuda or cuda:N.")
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise UserError(f"There is no CUDA device for {name!r} here; use --device cpu.")
-    return torch.device(name)
-
-
 def build_flow(config: RunConfig, dataset: Dataset) -> Flow:
     """The flow that a configuration describes, over the units of the data; tables are standardised."""
     flow = _empty_flow(config, dataset.shape)
@@ -245,14 +233,6 @@ def comparison_row(run: Run) -> dict[str, Any]:
         **{key: metrics[key] for key in others},
         **{key: metrics.get(key) for key in ("bits_per_dim", "bits_per_dim_std_error")},
     }
-
-
-def device_name(device: torch.device) -> str:
-    """The machine in words, for tables of results."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    threads = torch.get_num_threads()
-    return f"CPU, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def read_description(folder: Path) -> tuple[RunConfig, dict[str, Any]]:

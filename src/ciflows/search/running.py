@@ -18,8 +18,8 @@ import torch
 from rich.console import Console
 
 from ciflows.data import load_dataset
+from ciflows.devices import find_device
 from ciflows.errors import UserError
-from ciflows.run import find_device
 from ciflows.search.plan import Plan
 from ciflows.search.results import SearchResult, write_result
 from ciflows.search.study import JOURNAL

@@ -12,7 +12,7 @@ __all__ = ["Outcome", "fit_flow"]
 import math
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,10 +21,12 @@ from ciflows.errors import UserError
 from ciflows.flow import Flow
 from ciflows.networks import converge_norms
 from ciflows.noise import Noise
-from ciflows.training.checkpoint import Checkpoints
 from ciflows.training.monitor import Monitor
 from ciflows.training.settings import TrainingSettings
 from ciflows.training.step import make_step
+
+if TYPE_CHECKING:
+    from ciflows.training.checkpoint import Checkpoints
 
 ROUND = 50
 MOST_ROLLBACKS = 6

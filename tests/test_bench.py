@@ -1,0 +1,148 @@
+"""The benchmark: what it measures, what it writes, and what it does without."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ciflows.bench import measure
+from ciflows.bench.cases import CASES, GROWING, GROWTH, Case, growing_case
+from ciflows.bench.measure import BenchSettings, run_bench
+from ciflows.bench.results import Machine, Result, Row, Side, Timing, read_result
+from ciflows.bench.tables import to_markdown, update_document
+from ciflows.errors import UserError
+from ciflows.models import build_model
+
+TINY = Case("resflow, tiny", "resflow", 2, {"layers": 1, "hidden": [8]}, batch=50)
+NOT_NEEDED = (
+    *("polars", "pyarrow", "pandas", "matplotlib", "normflows", "safetensors", "tensorboard", "optuna"),
+    *("h5py", "jinja2", "PIL", "tomli_w", "scipy"),
+)
+
+
+def settings(**given: object) -> BenchSettings:
+    return BenchSettings.model_validate({"repeats": 2} | given)
+
+
+def side(name: str, ms: list[float]) -> Side:
+    timing = Timing(ms=ms, mib=10.0, gflop=1.0)
+    works = {"step": timing, "log_prob": timing, "sample": timing}
+    return Side(name=name, parameters=1000, start_s=1.0, torch="2", works=works, round_trip=1e-6)
+
+
+def result(kind: str = "cpu") -> Result:
+    sides = [side("ours", [10.0, 20.0, 10.0]), side("normflows", [20.0, 60.0, 40.0])]
+    shape = {"model": "resflow", "features": 2, "batch": 1000, "draws": 10}
+    row = Row(case="resflow, 2-D", **shape, gflops=[100.0, 200.0, 100.0], sides=sides)
+    machine = Machine(
+        **{"device": "a processor", "kind": kind, "threads": 1, "cores": 2, "system": "Linux"},
+        **{"python": "3", "torch": "2", "ciflows": "0", "date": "2026-01-01"},
+    )
+    return Result(machine=machine, points=1000, rows=[row], growth=[], notes=["maf, zuko: not there"])
+
+
+def test_the_command_needs_few_libraries(tmp_path: Path) -> None:
+    """On a machine that only computes there may be nothing else; and what is measured is kept."""
+    blocked = f"import sys\nsys.modules.update(dict.fromkeys({NOT_NEEDED!r}))\n"
+    (tmp_path / "sitecustomize.py").write_text(blocked)  # for the workers too
+    words = ["bench", "--no-peers", "--repeats", "1", "--only", "nsf, 2-D", "--out", "bench"]
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "ciflows", *words],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path, "COLUMNS": "300"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = read_result(tmp_path / "bench" / "bench.json").rows
+    (ours,) = row.sides
+    assert all(timing.ms[0] > 0 and (timing.gflop or 0) > 0 for timing in ours.works.values())
+    assert row.over_products("step") > 1
+    assert "nsf, 2-D" in (tmp_path / "bench" / "bench.md").read_text()
+
+
+def test_a_side_that_fails_is_told_of_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "CASES", [Case(**vars(TINY) | {"peer": "no such library"})])
+    found = run_bench(tmp_path / "bench.json", settings(peers=Path(sys.executable), growth=False))
+    assert [one.name for one in found.rows[0].sides] == ["ours"]
+    assert found.notes == ["resflow, tiny, no such library: KeyError: 'no such library'"]
+    assert read_result(tmp_path / "bench.json") == found
+
+
+def test_what_was_measured_before_an_interruption_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "CASES", [TINY, Case(**vars(TINY) | {"name": "second"})])
+
+    def interrupt(what: str, done: float) -> None:
+        if what == "second":
+            assert 0 < done < 1
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_bench(tmp_path / "bench.json", settings(growth=False), interrupt)
+    assert [row.case for row in read_result(tmp_path / "bench.json").rows] == ["resflow, tiny"]
+
+
+def test_ratios_are_taken_within_repetitions() -> None:
+    (row,) = result().rows
+    assert row.ratios("normflows", "step") == [2.0, 3.0, 4.0]
+    assert row.ratios("zuko", "step") == []
+    assert row.over_products("step") == pytest.approx(1.0)  # 1 GFLOP at 100 GFLOP/s: 10 ms
+    assert "| resflow, 2-D | normflows | 3.00 (2.50–3.50) |" in to_markdown(result())
+
+
+def test_a_result_takes_its_own_place_in_a_document(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Top\n<!-- bench cpu: begin -->\nold\n<!-- bench cpu: end -->\nmiddle\n"
+        "<!-- bench cuda: begin -->\nkept\n<!-- bench cuda: end -->\nlast\n"
+    )
+    for _ in range(2):
+        update_document(page, result())
+    text = page.read_text()
+    assert text.count("a processor") == 1
+    assert "old" not in text
+    assert all(word in text for word in ("# Top", "middle", "kept", "last", "maf, zuko: not there"))
+    page.write_text("nothing")
+    with pytest.raises(UserError, match="has no part between"):
+        update_document(page, result())
+
+
+def test_the_page_of_the_docs_has_a_place_for_each_kind_of_device() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "performance.md").read_text()
+    for kind in ("cpu", "cuda"):
+        assert page.index(f"<!-- bench {kind}: begin -->") < page.index(f"<!-- bench {kind}: end -->")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_cases_can_be_built(case: Case) -> None:
+    flow = build_model(case.model, features=case.features, **case.settings)
+    assert flow.exact == (not case.model.startswith("cif-"))
+    if case.plain is not None:
+        assert build_model(case.model.removeprefix("cif-"), features=case.features, **case.plain).exact
+
+
+@pytest.mark.parametrize("model", GROWING)
+@pytest.mark.parametrize("growth", GROWTH, ids=lambda growth: growth.size)
+def test_a_size_grows_alone(model: str, growth: object) -> None:
+    first, last = (growing_case(model, growth, growth.values[at]) for at in (0, -1))
+    flat = [vars(case) | case.settings | {"name": "", "settings": None} for case in (first, last)]
+    assert [key for key in flat[0] if flat[0][key] != flat[1][key]] == [growth.size]
+
+
+def test_wrong_words_are_told(command: Callable[..., str], tmp_path: Path) -> None:
+    assert "No case has nonsense" in command("bench", "--no-peers", "--only", "nonsense", code=1)
+    assert "There is no device" in command("bench", "--device", "tpu", code=1)
+    assert "There is no file" in command("bench", "--show", "none.json", code=1)
+    (tmp_path / "odd.json").write_text("{}")
+    assert "is not a benchmark's result" in command("bench", "--show", "odd.json", code=1)
+    assert not (tmp_path / "runs").exists()
