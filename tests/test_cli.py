@@ -75,6 +75,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_help_does_not_wait_for_torch() -> None:
+    code = "import sys, ciflows.cli; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_run_folder_tells_everything(finished: Path) -> None:
     metrics = json.loads((finished / "metrics.json").read_text())
     assert metrics["test"].keys() >= {"log_prob", "std_error", "elbo", "samples"}

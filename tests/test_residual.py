@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from ciflows import Flow, Indexed, build_model
 from ciflows.bijections import Exact, Residual, Roulette
 from ciflows.bijections.log_det import ELIMINATION_LIMIT
-from ciflows.layers import InversionError
+from ciflows.errors import InversionError
 from ciflows.networks import LipschitzMLP, converge_norms, update_norms
 from ciflows.networks.lipschitz import LipSwish, SpectralLinear
 from ciflows.noise import Noise

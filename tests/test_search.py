@@ -22,9 +22,8 @@ from ciflows import cli
 from ciflows import run as runs
 from ciflows.config import RunConfig
 from ciflows.data import load_dataset
-from ciflows.errors import UserError
+from ciflows.errors import InversionError, UserError
 from ciflows.experiments import Experiment, read_experiment
-from ciflows.layers import InversionError
 from ciflows.run import Run, fit, read_description
 from ciflows.search import SAMPLERS, claims, plan_search, run_search, worker
 from ciflows.search.claims import Claims

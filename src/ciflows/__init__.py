@@ -1,22 +1,30 @@
 """Continuously indexed flows: densities for data that a single bijection cannot fit."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ciflows.estimate import Estimate
-from ciflows.flow import Flow
-from ciflows.indexed import Indexed, interleave
-from ciflows.models import build_model
-
 if TYPE_CHECKING:
+    from ciflows.estimate import Estimate
+    from ciflows.flow import Flow
+    from ciflows.indexed import Indexed, interleave
+    from ciflows.models import build_model
     from ciflows.run import Run, load_run
 
 __all__ = ["Estimate", "Flow", "Indexed", "Run", "build_model", "interleave", "load_run"]
 
+_HOMES = {
+    "Estimate": "estimate",
+    "Flow": "flow",
+    "Indexed": "indexed",
+    "Run": "run",
+    "build_model": "models",
+    "interleave": "indexed",
+    "load_run": "run",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """Runs are imported when they are asked for: models alone need neither tables nor pictures."""
-    if name not in ("Run", "load_run"):
+    """Imported when asked for: `ciflows --help` need not wait for torch, nor a model for tables."""
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ciflows import run
-
-    return getattr(run, name)
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from ciflows.errors import UserError
+from ciflows.errors import InversionError, UserError
 
 if TYPE_CHECKING:
     from ciflows.config import RunConfig
@@ -590,8 +590,6 @@ def _say(message: str) -> None:
 
 def main() -> None:
     """Run the command line; what goes wrong ends in one sentence and a non-zero exit code."""
-    from ciflows.layers import InversionError
-
     warnings.showwarning = lambda message, *_, **__: _say(f"Note: {message}")
     try:
         app()

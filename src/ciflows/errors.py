@@ -1,8 +1,8 @@
-"""Mistakes of a user, told in one sentence that can be acted on."""
+"""What can go wrong, told in one sentence that can be acted on."""
 
 from __future__ import annotations
 
-__all__ = ["UserError", "nearest"]
+__all__ = ["InversionError", "UserError", "nearest"]
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -10,6 +10,10 @@ from difflib import get_close_matches
 
 class UserError(Exception):
     """Something the user can put right. The command line prints it without a traceback."""
+
+
+class InversionError(RuntimeError):
+    """A layer's numerical inverse did not reach its tolerance."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import BatchNorm1d, BatchNorm2d
 
 from ciflows.densities import Density, StandardNormal
+from ciflows.errors import InversionError
 from ciflows.estimate import Estimate, RunningEstimate
-from ciflows.layers import InversionError, Layer, Shape, check_shape
+from ciflows.layers import Layer, Shape, check_shape
 from ciflows.noise import Noise, TemperedNoise
 from ciflows.precision import float32_products
 

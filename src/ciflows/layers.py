@@ -16,7 +16,6 @@ from __future__ import annotations
 
 __all__ = [
     "Bijection",
-    "InversionError",
     "Layer",
     "Shape",
     "as_shape",
@@ -36,10 +35,6 @@ from torch import Tensor, nn
 from ciflows.noise import Noise
 
 Shape = tuple[int, ...]
-
-
-class InversionError(RuntimeError):
-    """A layer's numerical inverse did not reach its tolerance."""
 
 
 def check_shape(value: Tensor, shape: Shape, what: str) -> None:

@@ -35,12 +35,12 @@ from ciflows.config import RunConfig
 from ciflows.data import Dataset, load_dataset
 from ciflows.devices import device_name, find_device
 from ciflows.diagnostics import leaked_mass, log_det_error
-from ciflows.errors import UserError
+from ciflows.errors import InversionError, UserError
 from ciflows.estimate import Estimate, summarise
 from ciflows.files import read_json, write_json, write_text
 from ciflows.flow import Flow
 from ciflows.images import bits_per_dim
-from ciflows.layers import InversionError, Layer, Shape
+from ciflows.layers import Layer, Shape
 from ciflows.models import build_model
 from ciflows.networks import converge_norms
 from ciflows.training import fit_flow

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ciflows.bijections.log_det import EXACT_LIMIT, Exact, LogDet, default_log_det, with_jacobian
-from ciflows.layers import Bijection, InversionError, leading_shape
+from ciflows.errors import InversionError
+from ciflows.layers import Bijection, leading_shape
 from ciflows.networks.lipschitz import LipschitzNetwork
 from ciflows.noise import Noise
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from ciflows.dequantise import Dequantise
+from ciflows.errors import InversionError
 from ciflows.flow import Flow
 from ciflows.images import image_grid, png
 from ciflows.indexed import Indexed
-from ciflows.layers import InversionError, Layer
+from ciflows.layers import Layer
 from ciflows.multiscale import Split
 from ciflows.noise import Noise
 from ciflows.report.grids import Entry, on_device

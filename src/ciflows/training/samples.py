@@ -11,10 +11,10 @@ import torch
 from rich.console import Console
 from rich.progress import TextColumn
 
+from ciflows.errors import InversionError
 from ciflows.files import write_bytes
 from ciflows.flow import Flow
 from ciflows.images import image_grid, png
-from ciflows.layers import InversionError
 from ciflows.training.monitor import Hear, RunMonitor
 
 SAMPLES = 36
