@@ -36,6 +36,7 @@ from ciflows.bijections import (
     Standardise,
     ZukoBijection,
 )
+from ciflows.columns import Bounded, Cells, HalfBounded, On, Tame, Units
 from ciflows.densities import ConditionalNormal
 from ciflows.dequantise import Dequantise
 from ciflows.layers import Layer, Shape
@@ -219,6 +220,16 @@ LAYERS: dict[str, Case] = {
     "split, conditional": Case(lambda: Split((4, 3, 3), image_normal((2, 3, 3), 2)), (4, 3, 3)),
     "split, flow as conditional": Case(
         lambda: Split((4, 2, 2), Flow([coupling((2, 2, 2), "channel", context_channels=2)])), (4, 2, 2)
+    ),
+    "units": Case(lambda: Units(torch.randn(3)), (3,)),
+    "bounded": Case(lambda: Bounded(1 + torch.rand(3)), (3,), domain=torch.sigmoid),
+    "half-bounded": Case(lambda: HalfBounded(3), (3,), domain=torch.nn.functional.softplus),
+    "tame": Case(lambda: Tame(torch.randn(3), 1 + torch.rand(3), torch.tensor([0.0, 0.3, 2.0])), (3,)),
+    "on, LU": Case(lambda: On(3, [2, 0], LULinear(2)), (3,)),
+    "on, cells": Case(
+        lambda: On(3, [1], Cells(torch.rand(1, 4).softmax(-1))),
+        (3,),
+        domain=lambda x: x.round().clamp(0, 3),
     ),
     "dequantise": Case(lambda: Dequantise((2, 3, 3)), (2, 3, 3), domain=torch.round),
     "dequantise, variational": Case(

@@ -264,7 +264,7 @@ def test_damaged_weights_are_named(finished: Path, tmp_path: Path) -> None:
     ("content", "expected"),
     [
         ("a,b\n" + "1,2\n,4\n" * 9, "values in a (9)"),
-        ("a,b\n1,x\n2,y\n", "not numbers: b"),
+        ("a,b\n" + "".join(f"{i},w{i}\n" for i in range(30)), "b has 30 different values"),
         ("a,b\n", "empty"),
         ("a,b\n1,2\n3,4\n", "too few"),
         ("a,b\n" + "1,inf\n" * 20, "b (20)"),

@@ -174,9 +174,10 @@ def test_training_images_stay_bytes() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", [name for name in IMAGES if "realnvp" in name])
 def test_captured_step_equals_the_plain_one(name: str) -> None:
+    from ciflows.rows import Rows
     from ciflows.training.step import CapturedStep, Step
 
-    batch, losses = stripes(40).cuda().float(), []
+    batch, losses = Rows(stripes(40).cuda().float()), []
     for kind in (Step, CapturedStep):
         flow = small(name).cuda().train()
         noise = Noise(torch.Generator("cuda").manual_seed(0))

@@ -16,6 +16,7 @@ from ciflows.data import SYNTHETIC
 from ciflows.errors import UserError
 from ciflows.models import MODELS
 from ciflows.objectives import ELBO
+from ciflows.rows import Rows
 from ciflows.training import TrainingSettings, fit_flow, loop
 from ciflows.training.checkpoint import Checkpoints, load_tensors, save_tensors
 from ciflows.training.monitor import Monitor
@@ -235,7 +236,7 @@ def test_averaged_weights_are_those_of_the_last_steps(data: tuple[Tensor, Tensor
     start = [p.detach().clone() for p in flow.parameters()]
     expected = start
     for _ in range(3):
-        step(data[0][:100])
+        step(Rows(data[0][:100]))
         expected = [(e + p.detach()) / 2 for e, p in zip(expected, flow.parameters(), strict=True)]
     last = [p.detach().clone() for p in flow.parameters()]
     with step.averaged():
@@ -273,10 +274,9 @@ def test_weight_decay_makes_weights_smaller(data: tuple[Tensor, Tensor]) -> None
 
 
 def test_validation_looks_at_so_many_points(data: tuple[Tensor, Tensor]) -> None:
-    training = loop._Training(
-        small(), *data, QUICK.model_copy(update={"validation_points": 30}), 0, None, None
-    )
-    assert torch.equal(training.validation, data[1][:30])
+    settings = QUICK.model_copy(update={"validation_points": 30})
+    training = loop._Training(small(), Rows(data[0]), Rows(data[1]), settings, 0, None, None)
+    assert torch.equal(training.validation.x, data[1][:30])
 
 
 def test_patience_ends_training_with_the_best_weights(data: tuple[Tensor, Tensor]) -> None:
@@ -308,15 +308,15 @@ def test_clipping_bounds_the_whole_gradient(data: tuple[Tensor, Tensor]) -> None
 
     flow = small().train()
     step = Step(flow, QUICK.model_copy(update={"clip": 1e-3}), Noise())
-    step(data[0][:100])
+    step(Rows(data[0][:100]))
     total = torch.stack([p.grad.square().sum() for p in flow.parameters() if p.grad is not None])
     assert total.sum().sqrt().item() == pytest.approx(1e-3, rel=1e-2)
 
 
 def test_last_rows_are_not_lost_between_passes(data: tuple[Tensor, Tensor]) -> None:
     settings = QUICK.model_copy(update={"batch_size": 300})
-    training = loop._Training(small(), data[0], data[1], settings, 0, None, None)
-    seen = torch.cat([training._batch(step) for step in range(30)])
+    training = loop._Training(small(), Rows(data[0]), Rows(data[1]), settings, 0, None, None)
+    seen = torch.cat([training._batch(step).x for step in range(30)])
     assert len({tuple(row) for row in seen.tolist()}) == len(data[0])
 
 
@@ -362,7 +362,7 @@ def test_captured_step_equals_the_plain_one(
     from ciflows.training.step import CapturedStep, Step
 
     settings = QUICK.model_copy(update={"objective": objective, "draws": 3})
-    batch = data[0][:100].cuda()
+    batch = Rows(data[0][:100].cuda())
     losses = []
     for kind in (Step, CapturedStep):
         flow = small(name).cuda().train()

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ciflows.estimate import Estimate
+    from ciflows.fitting import fit
     from ciflows.flow import Flow
     from ciflows.indexed import Indexed, interleave
     from ciflows.models import build_model
     from ciflows.run import Run, load_run
 
-__all__ = ["Estimate", "Flow", "Indexed", "Run", "build_model", "interleave", "load_run"]
+__all__ = ["Estimate", "Flow", "Indexed", "Run", "build_model", "fit", "interleave", "load_run"]
 
 _HOMES = {
     "Estimate": "estimate",
@@ -18,6 +19,7 @@ _HOMES = {
     "Indexed": "indexed",
     "Run": "run",
     "build_model": "models",
+    "fit": "fitting",
     "interleave": "indexed",
     "load_run": "run",
 }

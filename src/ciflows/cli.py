@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from ciflows.run import Run
     from ciflows.search import SearchResult
 
-DEFAULT_MODEL = "cif-resflow"
-DEFAULT_IMAGE_MODEL = "cif-realnvp-image"
-
 app = typer.Typer(
     help="Densities for data that a single bijection cannot fit: continuously indexed flows.\n\n"
     "Start with:  ciflows compare two-uniforms resflow cif-resflow --config demo",
@@ -78,6 +75,43 @@ def _set_data_folder(folder: Path | None) -> None:
         os.environ["CIFLOWS_DATA"] = str(folder.absolute())
 
 
+ColumnsOption = Annotated[
+    str | None, typer.Option(metavar="A,B,...", help="Columns of a table to take; all if not given.")
+]
+ExcludeOption = Annotated[
+    str | None, typer.Option(metavar="A,B,...", help="Columns of a table to leave out.")
+]
+GivenOption = Annotated[
+    str | None,
+    typer.Option(metavar="A,B,...", help="Columns to condition on: the density is p(the rest | these)."),
+]
+WeightsOption = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="The column with the weight of each row.")
+]
+BoundsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN=LOW:HIGH", help="Limits of a column, either end may be missing; may repeat."
+    ),
+]
+CategoricalOption = Annotated[
+    str | None, typer.Option(metavar="A,B,...", help="Columns of numbers that are only names.")
+]
+MissingOption = Annotated[
+    str | None, typer.Option(metavar="refuse|drop", help="What to do with rows that have gaps.")
+]
+
+
+def _table(bounds: list[str] | None, **words: str | None) -> dict[str, Any]:
+    """The settings of a table that were given as options."""
+    table: dict[str, Any] = {name: value for name, value in words.items() if value is not None}
+    pairs = [word.partition("=") for word in bounds or []]
+    for column, equals, _ in pairs:
+        if not equals:
+            raise UserError(f"--bounds {column}: write it as COLUMN=LOW:HIGH.")
+    return table | ({"bounds": {column: ends for column, _, ends in pairs}} if pairs else {})
+
+
 DataFolderOption = Annotated[
     Path | None,
     typer.Option(
@@ -115,7 +149,8 @@ def fit(
     model: Annotated[
         str | None,
         typer.Option(
-            help=f"See 'ciflows models'; {DEFAULT_MODEL}, or {DEFAULT_IMAGE_MODEL}, if not given."
+            help="See 'ciflows models'; if not given, cif-nsf for a table, cif-resflow for a built-in "
+            "set and cif-realnvp-image for images."
         ),
     ] = None,
     out: Annotated[
@@ -132,6 +167,13 @@ def fit(
     resume: Annotated[
         Path | None, typer.Option(help="Go on with the run in this folder, as it was begun.")
     ] = None,
+    columns: ColumnsOption = None,
+    exclude: ExcludeOption = None,
+    given: GivenOption = None,
+    weights: WeightsOption = None,
+    bounds: BoundsOption = None,
+    categorical: CategoricalOption = None,
+    missing: MissingOption = None,
     _: DataFolderOption = None,
 ) -> None:
     """Train one model and test it.
@@ -142,7 +184,9 @@ def fit(
 
         ciflows fit annulus --set steps=5000
 
-        ciflows fit people.csv --max-minutes 10
+        ciflows fit people.csv
+
+        ciflows fit people.parquet --given age,sex --bounds share=0:1 --missing drop
 
         ciflows fit mnist --model realnvp-image --max-minutes 60
 
@@ -150,14 +194,16 @@ def fit(
     """
     from ciflows import run as runs
 
+    words = {"columns": columns, "exclude": exclude, "given": given, "weights": weights}
+    table = _table(bounds, categorical=categorical, missing=missing, **words)
     if resume is not None:
-        given = [data, model, out, config, settings, seed, precision, max_minutes]
-        if any(value is not None for value in given):
+        others = [data, model, out, config, settings, seed, precision, max_minutes]
+        if table or any(value is not None for value in others):
             raise UserError("--resume goes on as the run was begun: leave out data and settings.")
         with _resumable(f"ciflows fit --resume {resume}"):
             finished = runs.resume(resume, device=device, console=console)
     else:
-        resolved = _resolve(data, model, seed, config, settings, precision, max_minutes)
+        resolved = _resolve(data, model, seed, config, settings, precision, max_minutes, table=table)
         name = f"{Path(resolved.data).stem}-{resolved.model}-{resolved.seed}"
         folder = out or Path("runs") / name
         with _resumable(f"ciflows fit --resume {folder}", folder):
@@ -184,6 +230,13 @@ def compare(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with what is in the folder already.")
     ] = False,
+    columns: ColumnsOption = None,
+    exclude: ExcludeOption = None,
+    given: GivenOption = None,
+    weights: WeightsOption = None,
+    bounds: BoundsOption = None,
+    categorical: CategoricalOption = None,
+    missing: MissingOption = None,
     _: DataFolderOption = None,
 ) -> None:
     """Train several models on the same data: one table, one picture, one report.
@@ -195,8 +248,11 @@ def compare(
     """
     from ciflows.comparing import compare_models
 
+    words = {"columns": columns, "exclude": exclude, "given": given, "weights": weights}
+    table = _table(bounds, categorical=categorical, missing=missing, **words)
     configs = [
-        _resolve(data, model, seed, config, settings, precision, max_minutes, models) for model in models
+        _resolve(data, model, seed, config, settings, precision, max_minutes, models, table)
+        for model in models
     ]
     folder = out or Path("runs") / f"{Path(data).stem}-compared-{configs[0].seed}"
     with _resumable("the same command and --resume"):
@@ -305,8 +361,18 @@ def score(
 @app.command()
 def sample(
     run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
-    n: Annotated[int, typer.Option("-n", help="How many points.", min=1)] = 1000,
+    n: Annotated[
+        int | None,
+        typer.Option("-n", help="How many points; 1000, or 1 for each row of --given.", min=1),
+    ] = None,
     out: SamplesOption = None,
+    given: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|A=1,B=x",
+            help="For a conditional density: a table with the given columns, or one value for each.",
+        ),
+    ] = None,
     temperature: Annotated[
         float, typer.Option(help="Below 1: likelier and more alike; the model itself has 1.", min=1e-6)
     ] = 1.0,
@@ -317,12 +383,14 @@ def sample(
 
     ciflows sample runs/people -n 500 --out new-people.csv
 
+    ciflows sample runs/people -n 100 --given age=40,sex=f
+
     ciflows sample runs/mnist -n 16 --out digits.png --temperature 0.8
     """
     from ciflows.scoring import sample_data
 
-    written = sample_data(run, n, out, seed, device, temperature)
-    _say(f"Wrote {n} points to {written}.")
+    count, written = sample_data(run, n, out, seed, device, temperature, given)
+    _say(f"Wrote {count} points to {written}.")
 
 
 @app.command()
@@ -469,10 +537,10 @@ def _resolve(
     precision: str | None,
     max_minutes: float | None,
     others: Sequence[str] = (),
+    table: dict[str, Any] | None = None,
 ) -> RunConfig:
     """The configuration that the options of `fit` and `compare` mean."""
-    from ciflows.config import read_config, read_overrides, resolve
-    from ciflows.data import holds_images
+    from ciflows.config import default_model, read_config, read_overrides, resolve, suited_settings
 
     files = [read_config(name) for name in config or []]
     named = {key: value for file in files for key, value in file.items()}
@@ -481,10 +549,9 @@ def _resolve(
         raise UserError(
             "Give the data to fit: a name from 'ciflows data', a table or a folder of images."
         )
-    default = DEFAULT_IMAGE_MODEL if holds_images(data) else DEFAULT_MODEL
-    model = model or named.get("model") or default
-    given = _training(precision, max_minutes)
-    layers = [*files, read_overrides(model, settings or [], others), {"training": given}]
+    model = model or named.get("model") or default_model(data)
+    given = {"training": _training(precision, max_minutes), "table": table or {}}
+    layers = [*suited_settings(data), *files, read_overrides(model, settings or [], others), given]
     for name, file in zip(config or [], files, strict=True):
         if file.get("on") and data not in file["on"]:
             _say(f"Note: {name} has nothing on {data}: its general settings are used.")

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["RunConfig", "place_settings", "presets", "read_config", "read_overrides", "resolve"]
+__all__ = [
+    "RunConfig",
+    "default_model",
+    "place_settings",
+    "presets",
+    "read_config",
+    "read_overrides",
+    "resolve",
+    "suited_settings",
+]
 
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -12,14 +21,14 @@ from typing import Any
 import tomli_w
 from pydantic import Field
 
-from ciflows.data import is_built_in
+from ciflows.data import PLAIN_TABLE, TableSettings, holds_images, holds_table, is_built_in
 from ciflows.errors import UserError, nearest
 from ciflows.files import parse_toml
 from ciflows.models import MODELS, get_model
 from ciflows.settings import Seed, Settings, parse_settings
 from ciflows.training import EvaluationSettings, TrainingSettings
 
-SECTIONS = ("architecture", "training", "evaluation")
+SECTIONS = ("architecture", "training", "evaluation", "table")
 NAMES = {"data": str, "model": str, "seed": int}
 PER_DATA = ("grid", "paper")  # what an experiment says of a data set beside the settings for it
 
@@ -33,10 +42,13 @@ class RunConfig(Settings):
     architecture: dict[str, Any] = Field(description="settings of the model")
     training: TrainingSettings = Field(description="settings of training")
     evaluation: EvaluationSettings = Field(description="settings of the test")
+    table: TableSettings = Field(PLAIN_TABLE, description="which columns of a table, and how")
 
     def to_toml(self) -> str:
-        """The configuration as TOML, every setting written out."""
-        return tomli_w.dumps(_without_none(self.model_dump()))
+        """The configuration as TOML, every setting written out; of the table, what was asked for."""
+        values = self.model_dump(exclude={"table"})
+        table = self.table.model_dump(exclude_defaults=True)
+        return tomli_w.dumps(_without_none(values | ({"table": table} if table else {})))
 
     @classmethod
     def from_toml(cls, text: str, where: str) -> RunConfig:
@@ -46,6 +58,18 @@ class RunConfig(Settings):
         if parse_toml(config.to_toml(), where) != values:
             raise UserError(f"{where} is damaged, or was written by another version of ciflows.")
         return config
+
+
+def default_model(data: str) -> str:
+    """The model to fit where none is named."""
+    if holds_images(data):
+        return "cif-realnvp-image"
+    return "cif-nsf" if holds_table(data) else "cif-resflow"
+
+
+def suited_settings(data: str) -> list[dict[str, Any]]:
+    """The settings that lie below all others: those of the preset "table" for a table of one's own."""
+    return [read_config("table")] if holds_table(data) else []
 
 
 def presets() -> dict[str, str]:
@@ -101,6 +125,7 @@ def place_settings(
         "architecture": get_model(model).settings.model_fields,
         "training": TrainingSettings.model_fields,
         "evaluation": EvaluationSettings.model_fields,
+        "table": TableSettings.model_fields,
     }
     elsewhere = {key for other in others for key in get_model(other).settings.model_fields}
     values: dict[str, Any] = {}
@@ -133,6 +158,7 @@ def resolve(
         "architecture": {},
         "training": dict(suited.training),
         "evaluation": dict(suited.evaluation),
+        "table": {},
     }
     for layer in (part for whole in layers for part in (whole, whole.get("on", {}).get(data, {}))):
         for section in SECTIONS:
@@ -147,10 +173,11 @@ def resolve(
             "their own noise: set objective=elbo, or another log_det."
         )
     evaluation = parse_settings(EvaluationSettings, merged["evaluation"], "evaluation")
+    table = parse_settings(TableSettings, merged["table"], "table")
     address = data if is_built_in(data) or not Path(data).exists() else str(Path(data).resolve())
     whole = {
         **{"data": address, "model": model, "seed": seed, "architecture": architecture.model_dump()},
-        **{"training": training, "evaluation": evaluation},
+        **{"training": training, "evaluation": evaluation, "table": table},
     }
     return parse_settings(RunConfig, whole, "run")
 

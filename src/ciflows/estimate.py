@@ -106,17 +106,28 @@ class RunningEstimate:
         return Estimate(log_prob, elbo, variance.sqrt(), effective)
 
 
-def summarise(estimate: Estimate, samples: int) -> Summary:
-    """Average per-point estimates (points,) over a data set, with errors over data and draws."""
+def summarise(estimate: Estimate, samples: int, weight: Tensor | None = None) -> Summary:
+    """Average per-point estimates (points,) over a data set, with errors over data and draws.
+
+    Arguments:
+        estimate: The estimates.
+        samples: Draws for each point.
+        weight: How much each point counts (points,); all the same where None.
+    """
     points = estimate.log_prob.numel()
-    log_prob = estimate.log_prob.double()
-    spread = log_prob.std().item() / math.sqrt(points) if points > 1 else math.nan
+    log_prob, elbo, error, effective = (column.double() for column in estimate)
+    weight = torch.ones_like(log_prob) if weight is None else weight.to(log_prob)
+    share = weight / weight.sum()
+    mean = (share * log_prob).sum()
+    spread = (share * (log_prob - mean)).square().sum() * (
+        points / (points - 1) if points > 1 else math.nan
+    )
     return Summary(
-        log_prob=log_prob.mean().item(),
-        std_error=spread,
-        monte_carlo_error=estimate.std_error.double().square().sum().sqrt().item() / points,
-        elbo=estimate.elbo.double().mean().item(),
-        effective_samples=estimate.effective_samples.double().mean().item(),
+        log_prob=mean.item(),
+        std_error=spread.sqrt().item(),
+        monte_carlo_error=(share * error).square().sum().sqrt().item(),
+        elbo=(share * elbo).sum().item(),
+        effective_samples=(share * effective).sum().item(),
         samples=samples,
         points=points,
     )

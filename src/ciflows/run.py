@@ -20,11 +20,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -32,7 +33,8 @@ from torch import Tensor
 
 from ciflows.bijections import Residual, Series, Standardise
 from ciflows.config import RunConfig
-from ciflows.data import Dataset, load_dataset
+from ciflows.data import Dataset, Schema, TableLike, as_frame, load_dataset, table_dataset
+from ciflows.data.tables import errors_of, read_chunks
 from ciflows.devices import device_name, find_device
 from ciflows.diagnostics import leaked_mass, log_det_error
 from ciflows.errors import InversionError, UserError
@@ -43,12 +45,19 @@ from ciflows.images import bits_per_dim
 from ciflows.layers import Layer, Shape
 from ciflows.models import build_model
 from ciflows.networks import converge_norms
+from ciflows.rows import Rows
+from ciflows.settings import parse_settings
+from ciflows.table_flow import column_layers
 from ciflows.training import fit_flow
 from ciflows.training.checkpoint import Checkpoints, load_tensors, save_tensors
 from ciflows.training.monitor import Hear, RunMonitor, read_history
 from ciflows.training.samples import ImageMonitor
 
+if TYPE_CHECKING:
+    import polars as pl
+
 FORMAT = 1
+KEPT = "data.parquet"
 LOG_DET_POINTS = 100
 
 
@@ -74,19 +83,74 @@ class Run:
 
     def dataset(self) -> Dataset:
         """The data it was trained on, loaded again; refused where they have changed since."""
-        return _same_data(self.config.data, self.about["fingerprint"])
+        return _same_data(self.path, self.config, self.about["fingerprint"])
 
-    def estimate(self, x: Tensor, samples: int = 100, seed: int | None = None) -> Estimate:
-        """`Flow.estimate` of the trained flow."""
-        return self.flow.estimate(x, samples, seed=seed)
+    @cached_property
+    def schema(self) -> Schema | None:
+        """What the columns are, where it was trained on a table of one's own."""
+        return _read_schema(self.about)
 
-    def log_prob(self, x: Tensor, samples: int = 100, seed: int | None = None) -> Tensor:
-        """`Flow.log_prob` of the trained flow."""
-        return self.flow.log_prob(x, samples, seed=seed)
+    def estimate(self, x: TableLike, samples: int = 100, seed: int | None = None) -> Estimate:
+        """`Flow.estimate` of the trained flow.
 
-    def sample(self, n: int, seed: int | None = None, temperature: float = 1.0) -> Tensor:
-        """`Flow.sample` of the trained flow."""
-        return self.flow.sample(n, seed=seed, temperature=temperature)
+        Arguments:
+            x: Points (rows, shape) as a flow takes them; or a table with the columns of training, be it
+                a data frame, an array or a file's path, and then likelihoods are in its units.
+            samples: Draws for each point.
+            seed: Seed of the draws.
+        """
+        rows = self.rows(x)
+        return self.flow.estimate(rows.x, samples, context=rows.context, seed=seed)
+
+    def log_prob(self, x: TableLike, samples: int = 100, seed: int | None = None) -> Tensor:
+        """Only log p(x) of what `estimate` gives: (rows,)."""
+        return self.estimate(x, samples, seed).log_prob
+
+    def score(self, x: TableLike, samples: int = 100, seed: int | None = None) -> float:
+        """The mean of log p(x) over some rows."""
+        return self.log_prob(x, samples, seed).double().mean().item()
+
+    def sample(
+        self,
+        n: int,
+        seed: int | None = None,
+        temperature: float = 1.0,
+        given: TableLike | None = None,
+    ) -> Any:
+        """Draw n points: a tensor (n, shape), or a table with the columns, types and bounds of training.
+
+        Arguments:
+            n: How many; for each row of `given`, where there are such rows.
+            seed: Seed of the draws.
+            temperature: Factor of all normal numbers drawn.
+            given: A table of what the density is conditioned on, where it is.
+        """
+        if self.schema is None:
+            return self.flow.sample(n, seed=seed, temperature=temperature)
+        if not self.schema.given:
+            return self.schema.decode(self.flow.sample(n, seed=seed, temperature=temperature))
+        if given is None:
+            names = ", ".join(column.name for column in self.schema.given)
+            raise UserError(f"The run is of a conditional density: give {names}.")
+        frame = table_frame(given)
+        context = self.schema.encode_given(frame)
+        assert context is not None
+        x = self.flow.sample(n, context.to(self.flow.device, self.flow.dtype), seed, temperature)
+        each = frame[[i for i in range(len(frame)) for _ in range(n)]]
+        return self.schema.decode(x.transpose(0, 1).flatten(0, 1), each)
+
+    def save(self, folder: Path | str) -> Run:
+        """Copy the run folder to another place, and load it from there."""
+        if Path(folder).exists():
+            raise UserError(f"{folder} exists already: choose another folder.")
+        shutil.copytree(self.path, folder)
+        return load_run(folder, str(self.flow.device))
+
+    def rows(self, x: TableLike) -> Rows:
+        """Points as the flow takes them, from a table where they are in one."""
+        if isinstance(x, Tensor) or self.schema is None:
+            return Rows(torch.as_tensor(x))
+        return self.schema.encode(table_frame(x)).to(self.flow.device, self.flow.dtype)
 
     @property
     def images(self) -> bool:
@@ -101,6 +165,7 @@ def fit(
     device: str = "auto",
     console: Console | None = None,
     hear: Hear | None = None,
+    table: pl.DataFrame | None = None,
 ) -> Run:
     """Train and test a model in a new run folder.
 
@@ -110,6 +175,7 @@ def fit(
         device: auto, cpu or cuda.
         console: Where progress is shown.
         hear: Called with the step and the score of each validation; it may raise to end the run.
+        table: The data themselves, where they are in no file yet: they are kept in the run folder.
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -118,9 +184,14 @@ def fit(
         )
     where = find_device(device)
     console = console or Console(quiet=True)
-    dataset = load_dataset(config.data, say=partial(console.print, markup=False, soft_wrap=True))
+    say = partial(console.print, markup=False, soft_wrap=True)
+    if table is None:
+        dataset = load_dataset(config.data, say=say, table=config.table)
+    else:
+        config = config.model_copy(update={"data": KEPT})
+        dataset = table_dataset(config.data, lambda: table.iter_slices(), config.table, say)
     flow = build_flow(config, dataset).to(where)
-    _make_folder(folder, config, dataset)
+    _make_folder(folder, config, dataset, table)
     return _train(flow, config, dataset, _monitor(flow, config, folder, dataset, console, hear))
 
 
@@ -137,7 +208,7 @@ def resume(
     if (folder / "metrics.json").exists():
         return load_run(folder, device)
     where = find_device(device)
-    dataset = _same_data(config.data, about["fingerprint"])
+    dataset = _same_data(folder, config, about["fingerprint"])
     flow = build_flow(config, dataset).to(where)
     console = console or Console(quiet=True)
     return _train(flow, config, dataset, _monitor(flow, config, folder, dataset, console, hear))
@@ -155,8 +226,11 @@ def load_run(folder: Path | str, device: str = "cpu") -> Run:
     if not (folder / "metrics.json").exists():
         raise UserError(f"{folder} is not finished: go on with 'ciflows fit --resume {folder}'.")
     # a run from before there were images says how many features it has
-    flow = _empty_flow(config, tuple(about.get("shape") or [about["features"]]))
-    if about["standardised"]:
+    schema, shape = _read_schema(about), tuple(about.get("shape") or [about["features"]])
+    flow = _empty_flow(config, shape, schema.context_features if schema else 0)
+    if schema is not None:
+        flow = _with_columns(flow, column_layers(schema))
+    elif about["standardised"]:
         ones = torch.ones(flow.shape, dtype=flow.dtype)
         flow = _standardised(flow, ones, ones)
     tensors, _ = load_tensors(folder / "weights.safetensors")
@@ -171,7 +245,9 @@ def load_run(folder: Path | str, device: str = "cpu") -> Run:
 
 def build_flow(config: RunConfig, dataset: Dataset) -> Flow:
     """The flow that a configuration describes, over the units of the data; tables are standardised."""
-    flow = _empty_flow(config, dataset.shape)
+    flow = _empty_flow(config, dataset.shape, dataset.context_features)
+    if dataset.schema is not None:
+        return _with_columns(flow, column_layers(dataset.schema, dataset.rows("train")))
     if dataset.images:
         _check_levels(dataset, config.architecture["levels"])
     if not _needs_scaling(dataset):
@@ -194,9 +270,9 @@ def build_flow(config: RunConfig, dataset: Dataset) -> Flow:
 def evaluate(flow: Flow, dataset: Dataset, config: RunConfig) -> dict[str, Any]:
     """What metrics.json says of the flow itself."""
     samples = 1 if flow.exact else config.evaluation.samples
-    test = _some(dataset.test, config.evaluation.points).to(flow.device, flow.dtype)
-    estimate = flow.estimate(test, samples, seed=config.evaluation.seed)
-    summary = summarise(estimate, samples)
+    rows = _some(dataset.rows("test"), config.evaluation.points).to(flow.device, flow.dtype)
+    estimate = flow.estimate(rows.x, samples, context=rows.context, seed=config.evaluation.seed)
+    summary = summarise(estimate, samples, rows.weight)
     bits, bits_error = (
         bits_per_dim(value, dataset.features) if dataset.images else None
         for value in (summary.log_prob, -summary.std_error)
@@ -211,7 +287,7 @@ def evaluate(flow: Flow, dataset: Dataset, config: RunConfig) -> dict[str, Any]:
         "test": summary._asdict(),
         "bits_per_dim": bits,
         "bits_per_dim_std_error": bits_error,
-        "log_det": _log_det(flow, test, samples, config.evaluation.seed),
+        "log_det": _log_det(flow, rows, samples, config.evaluation.seed),
         "limit": limit,
         "gap": None if limit is None else limit - summary.log_prob,
         "leaked_mass": leak.share if leak else None,
@@ -250,13 +326,15 @@ def read_description(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
     return config, about
 
 
-def _make_folder(folder: Path, config: RunConfig, dataset: Dataset) -> None:
+def _make_folder(folder: Path, config: RunConfig, dataset: Dataset, table: pl.DataFrame | None) -> None:
     """Make the run folder with its description in it, both at once: no kill can leave half of it."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True)
     try:
         write_text(temporary / "config.toml", config.to_toml())
         write_json(temporary / "about.json", _about(dataset))
+        if table is not None:
+            table.write_parquet(temporary / KEPT)
         temporary.rename(folder)
     except BaseException:
         shutil.rmtree(temporary)
@@ -267,8 +345,8 @@ def _train(flow: Flow, config: RunConfig, dataset: Dataset, monitor: RunMonitor)
     folder = monitor.folder
     outcome = fit_flow(
         flow,
-        dataset.train,
-        dataset.validation,
+        dataset.rows("train"),
+        dataset.rows("validation"),
         config.training,
         seed=config.seed,
         checkpoints=Checkpoints(folder / "checkpoints", monitor.say),
@@ -301,8 +379,14 @@ def _monitor(
     return ImageMonitor(folder, console, config.model, flow, batch_size, levels, hear)
 
 
-def _empty_flow(config: RunConfig, shape: Shape) -> Flow:
-    flow = build_model(config.model, shape=shape, seed=config.seed, **config.architecture)
+def _empty_flow(config: RunConfig, shape: Shape, context_features: int = 0) -> Flow:
+    flow = build_model(
+        config.model,
+        shape=shape,
+        context_features=context_features,
+        seed=config.seed,
+        **config.architecture,
+    )
     return flow.double() if config.training.precision == "float64" else flow
 
 
@@ -317,23 +401,23 @@ def _check_levels(dataset: Dataset, levels: int) -> None:
 
 def _needs_scaling(dataset: Dataset) -> bool:
     """Whether a flow begins with a standardisation: images have their own way to the noise."""
-    return dataset.truth is None and not dataset.images
+    return dataset.truth is None and dataset.schema is None and not dataset.images
 
 
-def _some(points: Tensor, most: int | None) -> Tensor:
+def _some(points: Rows, most: int | None) -> Rows:
     """So many points at most, evenly spread: the beginning of a set may be unlike the rest."""
     if most is None or most >= len(points):
         return points
     return points[torch.arange(most) * len(points) // most]
 
 
-def _log_det(flow: Flow, test: Tensor, samples: int, seed: int) -> dict[str, float] | None:
+def _log_det(flow: Flow, test: Rows, samples: int, seed: int) -> dict[str, float] | None:
     """What estimated log-determinants may contribute to the test result; None where all are exact."""
     blocks = [block for block in flow.modules() if isinstance(block, Residual)]
     if not any(isinstance(block.log_det, Series) for block in blocks):
         return None
     some = _some(test, LOG_DET_POINTS)
-    error = log_det_error(flow, some, samples, seed=seed)
+    error = log_det_error(flow, some.x, samples, some.context, seed)
     # rows have independent probes: their error falls with the number of rows
     std_error = error.std_error * math.sqrt(len(some) / len(test))
     return error._replace(std_error=std_error)._asdict()
@@ -353,8 +437,28 @@ def _spread(dataset: Dataset) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _standardised(flow: Flow, mean: Tensor, scale: Tensor) -> Flow:
-    layers: list[Layer] = [Standardise(mean, scale), *flow.layers]
-    return Flow(layers, flow.base)
+    return _with_columns(flow, [Standardise(mean, scale)])
+
+
+def _with_columns(flow: Flow, before: Sequence[Layer]) -> Flow:
+    layers: list[Layer] = [*before, *flow.layers]
+    whole = Flow(layers, flow.base)
+    return whole.double() if flow.dtype == torch.float64 else whole
+
+
+def _read_schema(about: dict[str, Any]) -> Schema | None:
+    schema = about.get("schema")
+    return None if schema is None else parse_settings(Schema, schema, "about.json, schema")
+
+
+def table_frame(data: TableLike) -> pl.DataFrame:
+    """A table from a file, or as it is in memory."""
+    if isinstance(data, str | Path):
+        import polars as pl
+
+        with errors_of(data):
+            return pl.concat(read_chunks(Path(data)))
+    return as_frame(data)
 
 
 def _about(dataset: Dataset) -> dict[str, Any]:
@@ -371,6 +475,7 @@ def _about(dataset: Dataset) -> dict[str, Any]:
         "shape": list(dataset.shape),
         "columns": list(dataset.columns),
         "standardised": _needs_scaling(dataset),
+        "schema": None if dataset.schema is None else dataset.schema.model_dump(),
     }
 
 
@@ -387,8 +492,9 @@ def _commit() -> str | None:
     return found.stdout.strip()
 
 
-def _same_data(name: str, fingerprint: str) -> Dataset:
-    dataset = load_dataset(name)
+def _same_data(folder: Path, config: RunConfig, fingerprint: str) -> Dataset:
+    name = config.data if config.data != KEPT else str(folder / KEPT)
+    dataset = load_dataset(name, table=config.table)
     if dataset.fingerprint != fingerprint:
         raise UserError(
             f"The data of {name} have changed since the run began, or come from other files than then."

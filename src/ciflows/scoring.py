@@ -8,6 +8,7 @@ import io
 import math
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,14 +22,19 @@ from ciflows.data import (
     load_dataset,
     read_images,
     read_table,
+    write_frame,
     write_table,
 )
-from ciflows.data.tables import check_output
+from ciflows.data.tables import check_output, errors_of
 from ciflows.errors import UserError
 from ciflows.estimate import Estimate, Summary, summarise
 from ciflows.files import write_bytes
 from ciflows.images import bits_per_dim, image_grid, png
-from ciflows.run import Run, load_run
+from ciflows.rows import Rows
+from ciflows.run import Run, load_run, table_frame
+
+if TYPE_CHECKING:
+    import polars as pl
 
 ROWS = 10_000
 PICTURES = (".png", ".npy")
@@ -56,18 +62,11 @@ def score_data(
         raise UserError(f"A standard error to reach must be above 0; got {std_error}.")
     check_output(out)
     run = load_run(folder, device)
-    x = _points(run, data, console)
+    rows = _points(run, data, console)
+    starts = range(0, len(rows), ROWS)
     parts = [
-        run.flow.estimate(
-            rows.to(run.flow.device, run.flow.dtype),
-            samples,
-            std_error=std_error,
-            max_samples=max_samples,
-            seed=seed + index,
-        )
-        for index, rows in track(
-            list(enumerate(x.split(ROWS))), "scoring", console=console, transient=True
-        )
+        _estimate(run, rows[start : start + ROWS], samples, std_error, max_samples, seed + index)
+        for index, start in enumerate(track(starts, "scoring", console=console, transient=True))
     ]
     estimate = Estimate(*(torch.cat(column) for column in zip(*parts, strict=True)))
     names = ("log_prob", "std_error", "effective_samples")
@@ -79,10 +78,30 @@ def score_data(
     return summary, bits_per_dim(summary.log_prob, size) if run.images else None
 
 
+def _estimate(
+    run: Run, rows: Rows, samples: int, std_error: float | None, max_samples: int, seed: int
+) -> Estimate:
+    rows = rows.to(run.flow.device, run.flow.dtype)
+    return run.flow.estimate(
+        rows.x,
+        samples,
+        std_error=std_error,
+        max_samples=max_samples,
+        context=rows.context,
+        seed=seed,
+    )
+
+
 def sample_data(
-    folder: Path, n: int, out: Path | None, seed: int, device: str, temperature: float = 1.0
-) -> Path:
-    """Write n points of a run's model under the names of its data's columns, and return the file.
+    folder: Path,
+    n: int | None,
+    out: Path | None,
+    seed: int,
+    device: str,
+    temperature: float = 1.0,
+    given: str | None = None,
+) -> tuple[int, Path]:
+    """Write n points of a run's model under the names of its data's columns: how many, and the file.
 
     Images go to a .png file as one grid, or to an .npy file as bytes (n, channels, height, width).
     """
@@ -91,12 +110,35 @@ def sample_data(
     run = load_run(folder, device)
     out = out or Path("samples.png" if run.images else "samples.csv")
     check_output(out, PICTURES) if run.images else check_output(out)
-    points = run.sample(n, seed=seed, temperature=temperature)
+    table = None if given is None else _given_table(run, given)
+    n = n or (1000 if table is None or len(table) == 1 else 1)
+    points = run.sample(n, seed=seed, temperature=temperature, given=table)
     if run.images:
         _write_images(out, points, run.config.architecture["levels"])
+    elif run.schema is not None:
+        write_frame(out, points)
     else:
         write_table(out, dict(zip(run.about["columns"], points.unbind(-1), strict=True)))
-    return out
+    return len(points), out
+
+
+def _given_table(run: Run, given: str) -> pl.DataFrame:
+    """What to condition on: a table's rows, or one row of values written as A=1,B=x."""
+    import polars as pl
+
+    if "=" not in given:
+        return table_frame(given)
+    pairs = [word.partition("=") for word in given.split(",")]
+    columns = {} if run.schema is None else {column.name: column for column in run.schema.given}
+    row = {name: value for name, _, value in pairs}
+    try:
+        numbers = {
+            name: [value if name not in columns or columns[name].categories else float(value)]
+            for name, value in row.items()
+        }
+    except ValueError:
+        raise UserError(f"--given {given}: write it as COLUMN=VALUE,COLUMN=VALUE.") from None
+    return pl.DataFrame(numbers)
 
 
 def _write_images(path: Path, images: Tensor, levels: int) -> None:
@@ -109,8 +151,15 @@ def _write_images(path: Path, images: Tensor, levels: int) -> None:
     write_bytes(path, file.getvalue())
 
 
-def _points(run: Run, data: str, console: Console) -> Tensor:
+def _points(run: Run, data: str, console: Console) -> Rows:
     """The rows to score, with the columns that the run was trained on, in their order."""
+    if run.schema is not None:
+        with errors_of(data):
+            return run.schema.encode(table_frame(data))
+    return Rows(_plain_points(run, data, console))
+
+
+def _plain_points(run: Run, data: str, console: Console) -> Tensor:
     wanted: list[str] = run.about["columns"]
     if is_built_in(data):
         x = load_dataset(data, say=partial(console.print, markup=False, soft_wrap=True)).test

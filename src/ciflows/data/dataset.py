@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-__all__ = ["Dataset", "holds_images", "is_built_in", "load_dataset"]
+__all__ = [
+    "Dataset",
+    "holds_images",
+    "holds_table",
+    "is_built_in",
+    "load_dataset",
+    "table_dataset",
+]
 
 import hashlib
 import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ciflows.data.benchmarks import BENCHMARKS, load_benchmark
 from ciflows.data.images import image_files, read_images
 from ciflows.data.prepared import Parts, Say, Source, load_prepared, silent
+from ciflows.data.schema import PLAIN_TABLE, Schema, TableSettings, filled
+from ciflows.data.survey import survey_table
 from ciflows.data.synthetic import SYNTHETIC, Synthetic
-from ciflows.data.tables import READABLE, read_table
+from ciflows.data.tables import READABLE, errors_of, read_chunks
 from ciflows.errors import UserError, nearest
+from ciflows.rows import Rows
+
+if TYPE_CHECKING:
+    import polars as pl
 
 SPLIT_SEED = 2020
 SYNTHETIC_SIZES = (10_000, 1_000, 5_000)
@@ -30,14 +46,17 @@ class Dataset(NamedTuple):
 
     Attributes:
         name: A built-in name, or the path of a file or folder.
-        train: Points to fit (rows, features): float64 from a file, float32 where they are built in; or
-            images as bytes (rows, channels, height, width).
+        train: Points to fit (rows, features), codes where they are from a table of one's own; or images
+            as bytes (rows, channels, height, width).
         validation: Points to choose weights by.
         test: Points to report on.
         columns: Names of the features; none for images.
         split_seed: Seed of the split (and of the points, where they are drawn).
         fingerprint: SHA-256 of all three parts.
         truth: The distribution itself, where it is known.
+        schema: What the columns are, where they are from a table of one's own.
+        contexts: What the rows of each part are conditioned on, if anything.
+        weights: Weights of the rows of each part, 1 on average; None where all count the same.
     """
 
     name: str
@@ -48,6 +67,20 @@ class Dataset(NamedTuple):
     split_seed: int
     fingerprint: str
     truth: Synthetic | None
+    schema: Schema | None = None
+    contexts: tuple[Tensor, ...] | None = None
+    weights: tuple[Tensor, ...] | None = None
+
+    def rows(self, part: Literal["train", "validation", "test"]) -> Rows:
+        """A part's points, with what belongs to them."""
+        index = ("train", "validation", "test").index(part)
+        context = None if self.contexts is None else self.contexts[index]
+        return Rows(getattr(self, part), context, None if self.weights is None else self.weights[index])
+
+    @property
+    def context_features(self) -> int:
+        """Size of what the points are conditioned on."""
+        return 0 if self.schema is None else self.schema.context_features
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -75,13 +108,21 @@ def holds_images(name: str) -> bool:
     return Path(name).is_dir()
 
 
-def load_dataset(name: str, folder: Path | None = None, say: Say = silent) -> Dataset:
+def holds_table(name: str) -> bool:
+    """Whether a data set is a table of one's own: a file."""
+    return not is_built_in(name) and Path(name).suffix.lower() in READABLE and not Path(name).is_dir()
+
+
+def load_dataset(
+    name: str, folder: Path | None = None, say: Say = silent, table: TableSettings | None = None
+) -> Dataset:
     """Load a built-in set by its name, a table from a file, or images from a folder.
 
     Arguments:
         name: A built-in name, or the path of a table or of a folder with images.
         folder: Where the files of built-in sets are; the folder in CIFLOWS_DATA or ./data if None.
         say: Hears what takes long.
+        table: Which columns of a table to take, and how.
 
     Example:
         >>> load_dataset("two-uniforms").train.shape
@@ -102,15 +143,75 @@ def load_dataset(name: str, folder: Path | None = None, say: Say = silent) -> Da
         )
     if Path(name).is_dir():
         return _load_folder(name, say)
-    table = read_table(Path(name))
-    order, sizes = _shuffle(name, len(table.values), "rows")
-    return _split(name, table.values[order], sizes, table.columns, None)
+    with errors_of(name):
+        return table_dataset(name, partial(read_chunks, Path(name)), table or PLAIN_TABLE, say)
+
+
+def table_dataset(
+    name: str,
+    chunks: Callable[[], Iterable[pl.DataFrame]],
+    settings: TableSettings,
+    say: Say = silent,
+) -> Dataset:
+    """A data set from a table's rows, as codes.
+
+    Arguments:
+        name: What to call it.
+        chunks: Gives the rows, some at a time; called twice.
+        settings: Which columns to take, and how.
+        say: Hears what was found in the columns.
+    """
+    schema, count = survey_table(chunks(), settings, say)
+    order, sizes = _shuffle(count, "rows")
+    places, start = order.argsort().numpy(), 0
+    width = len(schema.columns) + schema.context_features + (schema.weights is not None)
+    packed = np.empty((count, width), dtype=np.float32)
+    for chunk in chunks():
+        some = chunk.select(schema.needed(weights=True) + [c.name for c in schema.constants])
+        rows = schema.encode(some.filter(filled(some)), weights=True)
+        packed[places[start : start + len(rows)]] = _pack(rows)
+        start += len(rows)
+    parts = torch.from_numpy(packed).split(list(sizes))
+    digest = hashlib.sha256(packed.tobytes() + schema.model_dump_json().encode()).hexdigest()
+    return _unpack(name, schema, parts, digest)
+
+
+def _pack(rows: Rows) -> np.ndarray:
+    """Points, contexts and weights side by side."""
+    weight = None if rows.weight is None else rows.weight.float()[:, None]
+    parts = [part for part in (rows.x, rows.context, weight) if part is not None]
+    return torch.cat(parts, dim=1).numpy()
+
+
+def _unpack(name: str, schema: Schema, parts: Sequence[Tensor], fingerprint: str) -> Dataset:
+    features = len(schema.columns)
+    until = features + schema.context_features
+    train, validation, test = (part[:, :features] for part in parts)
+    contexts = tuple(part[:, features:until] for part in parts) if schema.given else None
+    weights = None
+    if schema.weights:
+        mean = parts[0][:, -1].double().mean().float()
+        weights = tuple(part[:, -1] / mean for part in parts)
+    return Dataset(
+        name,
+        train,
+        validation,
+        test,
+        schema.names,
+        SPLIT_SEED,
+        fingerprint,
+        None,
+        schema,
+        contexts,
+        weights,
+    )
 
 
 def _load_folder(name: str, say: Say) -> Dataset:
     """Images from a folder, kept in the cache: to decode many takes long."""
     files = image_files(Path(name))
-    order, sizes = _shuffle(name, len(files), "images")
+    with errors_of(name):
+        order, sizes = _shuffle(len(files), "images")
 
     def prepare() -> Parts:
         parts = torch.from_numpy(read_images(files))[order].split(list(sizes))
@@ -122,10 +223,10 @@ def _load_folder(name: str, say: Say) -> Dataset:
     return Dataset(name, train, validation, test, columns, SPLIT_SEED, fingerprint, None)
 
 
-def _shuffle(name: str, rows: int, what: str) -> tuple[Tensor, tuple[int, int, int]]:
+def _shuffle(rows: int, what: str) -> tuple[Tensor, tuple[int, int, int]]:
     """An order fixed for good, in which the last fifth is for validation and test; and the sizes."""
     if rows < FEWEST_ROWS:
-        raise UserError(f"{name}: {rows} {what} are too few to fit; at least {FEWEST_ROWS} needed.")
+        raise UserError(f"{rows} {what} are too few to fit; at least {FEWEST_ROWS} needed.")
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(SPLIT_SEED))
     held_out = max(1, int(HELD_OUT * rows))
     return order, (rows - 2 * held_out, held_out, held_out)

@@ -1,15 +1,26 @@
-"""Tables of numbers, read from and written to the files that people have."""
+"""Tables, read from and written to the files that people have, and taken from their data frames."""
 
 from __future__ import annotations
 
-__all__ = ["Table", "check_output", "read_table", "write_table"]
+__all__ = [
+    "Table",
+    "TableLike",
+    "as_frame",
+    "check_output",
+    "errors_of",
+    "read_chunks",
+    "read_table",
+    "write_frame",
+    "write_table",
+]
 
 import csv
 import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,13 +32,19 @@ from ciflows.files import atomic_path
 if TYPE_CHECKING:
     import polars as pl
 
-READABLE = (".csv", ".tsv", ".parquet", ".arrow", ".feather", ".npy")
+READABLE = (".csv", ".tsv", ".parquet", ".arrow", ".feather", ".npy", ".npz")
 WRITABLE = (".csv", ".parquet")
 IN_WORDS = {
     "more fields": "a row has more fields than the first one",
     "utf-8": "the text is not UTF-8",
     "Object arrays": "it holds Python objects, not numbers",
 }
+
+
+CHUNK = 100_000
+
+# A polars or pandas data frame, an array (rows, columns), a tensor, columns by name, or a file's path.
+TableLike = Any
 
 
 class Table(NamedTuple):
@@ -46,21 +63,61 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> Table:
         path: A file whose suffix is in READABLE.
         columns: The columns to read, in this order; others may hold anything. All of them where None.
     """
-    try:
+    with errors_of(path):
         frame, named = _read_frame(path, columns)
         if columns is not None:
             frame = _select(frame, named, columns)
         return Table(torch.from_numpy(_numbers(frame)), tuple(frame.columns))
+
+
+@contextmanager
+def errors_of(where: Path | str) -> Iterator[None]:
+    """Let what is wrong with some data begin with their name."""
+    try:
+        yield
     except UserError as error:
-        raise UserError(f"{path}: {error}") from error.__cause__
+        raise UserError(f"{where}: {error}") from error.__cause__
+
+
+def read_chunks(path: Path, size: int = CHUNK) -> Iterator[pl.DataFrame]:
+    """All that a file holds, so many rows at a time."""
+    frame, _ = _read_frame(path, None)
+    yield from frame.iter_slices(size)
+
+
+def as_frame(data: TableLike) -> pl.DataFrame:
+    """A table that is in memory, of whatever kind, as a polars data frame.
+
+    Columns without names get x1, x2, ...
+
+    Example:
+        >>> as_frame(np.zeros((3, 2))).columns
+        ['x1', 'x2']
+    """
+    import polars as pl
+
+    if isinstance(data, pl.LazyFrame):
+        return data.collect()
+    if isinstance(data, pl.DataFrame):
+        return data
+    if hasattr(data, "iloc") and hasattr(data, "columns"):
+        return pl.DataFrame([_from_pandas(str(name), data[name]) for name in data.columns])
+    if isinstance(data, Mapping):
+        return pl.DataFrame(dict(data))
+    array = data.detach().cpu().numpy() if isinstance(data, Tensor) else np.asarray(data)
+    return _array_frame(array[:, None] if array.ndim == 1 else array)
 
 
 def write_table(path: Path, columns: Mapping[str, Tensor]) -> None:
     """Write columns (rows,) to a new CSV or Parquet file, whole or not at all."""
     import polars as pl
 
+    write_frame(path, pl.DataFrame({name: values.cpu().numpy() for name, values in columns.items()}))
+
+
+def write_frame(path: Path, frame: pl.DataFrame) -> None:
+    """Write a data frame to a new CSV or Parquet file, whole or not at all."""
     check_output(path)
-    frame = pl.DataFrame({name: values.cpu().numpy() for name, values in columns.items()})
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(path) as temporary:
         if path.suffix.lower() == ".csv":
@@ -93,6 +150,8 @@ def _read_frame(path: Path, columns: Sequence[str] | None) -> tuple[pl.DataFrame
     try:
         if suffix == ".npy":
             return _read_npy(content), False
+        if suffix == ".npz":
+            return _read_npz(content)
         if suffix in (".csv", ".tsv"):
             return _read_csv(content, "," if suffix == ".csv" else "\t", columns)
         return (pl.read_parquet if suffix == ".parquet" else pl.read_ipc)(content), True
@@ -116,15 +175,44 @@ def _check_input(path: Path, suffix: str) -> None:
 
 
 def _read_npy(content: bytes) -> pl.DataFrame:
+    # Not np.load, which would advise the reader of a damaged file to unpickle it.
+    return _array_frame(np.lib.format.read_array(io.BytesIO(content), allow_pickle=False))
+
+
+def _read_npz(content: bytes) -> tuple[pl.DataFrame, bool]:
+    """One table, or a column for each array."""
     import polars as pl
 
-    # Not np.load, which would advise the reader of a damaged file to unpickle it.
-    array = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        arrays = dict(archive)
+    if len(arrays) == 1 and next(iter(arrays.values())).ndim == 2:
+        return _array_frame(next(iter(arrays.values()))), False
+    wrong = [f"{name} {array.shape}" for name, array in arrays.items() if array.ndim != 1]
+    if wrong:
+        raise UserError(
+            f"expected one table, or a column (rows,) in each array; got {', '.join(wrong)}."
+        )
+    return pl.DataFrame(arrays), True
+
+
+def _from_pandas(name: str, values: Any) -> pl.Series:
+    import polars as pl
+
+    if values.dtype.__class__.__module__.startswith("numpy") and values.dtype.kind in "biufmM":
+        return pl.Series(name, values.to_numpy())
+    gaps = values.isna()
+    return pl.Series(name, [None if gap else value for value, gap in zip(values, gaps, strict=True)])
+
+
+def _array_frame(array: np.ndarray) -> pl.DataFrame:
+    import polars as pl
+
     if array.dtype.kind not in "biuf":
         raise UserError(f"expected real numbers; got {array.dtype}.")
     if array.ndim != 2:
         raise UserError(f"expected a table (rows, columns); got shape {array.shape}.")
-    return pl.DataFrame(array.astype(np.float64), schema=_own_names(array.shape[1]), orient="row")
+    kind = np.dtype(np.float64) if array.dtype.kind == "f" else array.dtype.newbyteorder("=")
+    return pl.DataFrame(array.astype(kind), schema=_own_names(array.shape[1]), orient="row")
 
 
 def _read_csv(

@@ -21,6 +21,7 @@ from ciflows.errors import UserError
 from ciflows.flow import Flow
 from ciflows.networks import converge_norms
 from ciflows.noise import Noise
+from ciflows.rows import Rows
 from ciflows.training.monitor import Monitor
 from ciflows.training.settings import TrainingSettings
 from ciflows.training.step import make_step
@@ -76,8 +77,8 @@ class _State(NamedTuple):
 
 def fit_flow(
     flow: Flow,
-    train: Tensor,
-    validation: Tensor,
+    train: Rows | Tensor,
+    validation: Rows | Tensor,
     settings: TrainingSettings,
     *,
     seed: int = 0,
@@ -88,13 +89,15 @@ def fit_flow(
 
     Arguments:
         flow: The flow, on the device to train on.
-        train: Points to fit (rows, *shape); bytes stay bytes until they are in a batch.
+        train: Points to fit (rows, *shape), perhaps with contexts and with weights that are 1 on
+            average; bytes stay bytes until they are in a batch.
         validation: Points to choose the weights by.
         settings: How to train.
         seed: Seed of the order of the data and of the draws.
         checkpoints: Where to keep the state; training goes on from the newest one found there.
         monitor: What listens.
     """
+    train, validation = (x if isinstance(x, Rows) else Rows(x) for x in (train, validation))
     return _Training(flow, train, validation, settings, seed, checkpoints, monitor).run()
 
 
@@ -102,8 +105,8 @@ class _Training:
     def __init__(
         self,
         flow: Flow,
-        train: Tensor,
-        validation: Tensor,
+        train: Rows,
+        validation: Rows,
         settings: TrainingSettings,
         seed: int,
         checkpoints: Checkpoints | None,
@@ -111,7 +114,7 @@ class _Training:
     ) -> None:
         device = flow.device
         self.flow, self.settings, self.seed = flow, settings, seed
-        self.train = train.to(device, None if train.dtype == torch.uint8 else flow.dtype)
+        self.train = train.to(device, None if train.x.dtype == torch.uint8 else flow.dtype)
         self.validation = validation[: settings.validation_points].to(device, flow.dtype)
         self.checkpoints, self.monitor = checkpoints, monitor or Monitor()
         self.batch_size = min(settings.batch_size, len(train))
@@ -125,8 +128,9 @@ class _Training:
         """Train to the end; what an interruption finds is saved, so that training can go on."""
         self.started = saved = time.monotonic()
         self.flow.train()
-        first = self.train[: self.batch_size].to(self.flow.dtype)
-        self.flow.initialise(first, noise=Noise.seeded(self.seed, first.device))
+        first = self.train[: self.batch_size].to(self.flow.device, self.flow.dtype)
+        noise = Noise.seeded(self.seed, self.flow.device)
+        self.flow.initialise(first.x, first.context, noise)
         self.step = make_step(self.flow, self.settings, Noise(self.generator), first)
         self._resume()
         progress = self.progress
@@ -208,16 +212,17 @@ class _Training:
             done = max(done, progress.seconds / (60 * settings.max_minutes))
         return min(done, 1.0)
 
-    def _batch(self, step: int) -> Tensor:
+    def _batch(self, step: int) -> Rows:
         """The batch of a step: the data in an order drawn anew for each pass over them."""
         per_epoch = len(self.train) // self.batch_size
         epoch, position = divmod(step, per_epoch)
         if epoch != self.epoch:
             shuffle = torch.Generator().manual_seed((self.seed << 32) + epoch)
             self.epoch = epoch
-            self.order = torch.randperm(len(self.train), generator=shuffle).to(self.train.device)
+            self.order = torch.randperm(len(self.train), generator=shuffle).to(self.train.x.device)
         start = position * self.batch_size
-        return self.train[self.order[start : start + self.batch_size]].to(self.flow.dtype)
+        batch = self.train[self.order[start : start + self.batch_size]]
+        return batch.to(self.flow.device, self.flow.dtype)
 
     def _validate(self) -> float:
         """Validation log-likelihood of the weights as they are; the best are kept."""
@@ -226,9 +231,12 @@ class _Training:
         with self.step.averaged():
             converge_norms(self.flow)
             estimate = self.flow.estimate(
-                self.validation, self.settings.validation_samples, seed=VALIDATION_SEED
+                self.validation.x,
+                self.settings.validation_samples,
+                context=self.validation.context,
+                seed=VALIDATION_SEED,
             )
-            score = progress.last = estimate.log_prob.mean().item()
+            score = progress.last = self.validation.mean(estimate.log_prob).item()
             if score > progress.best or self.settings.keep == "last":
                 self.best = _copy(self.flow.state_dict())
         self.flow.train()

@@ -1,0 +1,115 @@
+"""`ciflows.fit`: from a data frame, an array or a file to a density, in one call."""
+
+from __future__ import annotations
+
+__all__ = ["fit"]
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+
+from ciflows import run as runs
+from ciflows.config import default_model, place_settings, resolve, suited_settings
+from ciflows.data import TableLike, as_frame
+from ciflows.errors import UserError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+def fit(
+    data: TableLike,
+    model: str | None = None,
+    *,
+    out: Path | str | None = None,
+    columns: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
+    given: Sequence[str] = (),
+    weights: str | Sequence[float] | None = None,
+    bounds: Mapping[str, tuple[float | None, float | None]] | None = None,
+    categorical: Sequence[str] = (),
+    missing: str = "refuse",
+    seed: int = 0,
+    device: str = "auto",
+    max_minutes: float | None = None,
+    progress: bool = False,
+    **settings: Any,
+) -> runs.Run:
+    """Fit a density to a table.
+
+    Arguments:
+        data: A polars or pandas data frame, an array (rows, columns), or a path; also the name of a
+            built-in set.
+        model: A name that `ciflows models` prints; cif-nsf for a table where it is None.
+        out: The run folder; if not given, one that goes away with the run.
+        columns: Columns to take; all where None.
+        exclude: Columns to leave out.
+        given: Columns to condition on: p(the rest | these).
+        weights: The column with the rows' weights, or the weights themselves.
+        bounds: Limits of columns, such as {"age": (0, 120)}; None for an open end.
+        categorical: Columns of numbers that are only names.
+        missing: "refuse" or "drop" rows with gaps.
+        seed: Seed of parameters, data order and draws.
+        device: auto, cpu, cuda or cuda:N.
+        max_minutes: Train for so many minutes at most.
+        progress: Whether to show how it goes.
+        settings: Settings of the model and of training, such as layers=5 or steps=1000.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> run = fit({"a": rng.normal(size=100), "b": rng.integers(0, 3, 100)}, steps=20, layers=1)
+        >>> run.log_prob({"a": [0.1], "b": [2]}).shape
+        torch.Size([1])
+        >>> run.sample(5, seed=0).columns
+        ['a', 'b']
+    """
+    in_file = isinstance(data, str | Path)
+    name = str(data) if in_file else runs.KEPT
+    frame = None if in_file else as_frame(data)
+    if weights is not None and not isinstance(weights, str):
+        frame, weights = _with_weights(frame, weights)
+    table = {
+        "columns": None if columns is None else list(columns),
+        "exclude": list(exclude),
+        "given": list(given),
+        "weights": weights,
+        "bounds": {key: _ends(ends) for key, ends in (bounds or {}).items()},
+        "categorical": list(categorical),
+        "missing": missing,
+    }
+    model = model or default_model(name)
+    training = {} if max_minutes is None else {"max_minutes": max_minutes}
+    own = [place_settings(model, settings), {"training": training, "table": table}]
+    config = resolve(name, model, seed, [*suited_settings(name), *own])
+    console = Console(quiet=not progress)
+    if out is not None:
+        return runs.fit(config, out, device=device, console=console, table=frame)
+    folder = Path(tempfile.mkdtemp(prefix="ciflows-"))
+    run = runs.fit(config, folder, device=device, console=console, table=frame)
+    weakref.finalize(run, shutil.rmtree, folder, ignore_errors=True)
+    return run
+
+
+def _with_weights(frame: pl.DataFrame | None, weights: Sequence[float]) -> tuple[pl.DataFrame, str]:
+    """The table with its rows' weights as one more column, and that column's name."""
+    import polars as pl
+
+    if frame is None:
+        raise UserError("Weights of a table in a file stand in one of its columns: give its name.")
+    values = np.asarray(weights, dtype=np.float64)
+    if values.shape != (len(frame),):
+        raise UserError(f"Expected a weight for each of {len(frame)} rows; got shape {values.shape}.")
+    name = "weight"
+    while name in frame.columns:
+        name = f"{name}_"
+    return frame.with_columns(pl.Series(name, values)), name
+
+
+def _ends(ends: tuple[float | None, float | None]) -> str:
+    return ":".join("" if end is None else repr(float(end)) for end in ends)

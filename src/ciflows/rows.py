@@ -1,0 +1,56 @@
+"""Rows of data with what belongs to them: what they are conditioned on, and how much they count."""
+
+from __future__ import annotations
+
+__all__ = ["Rows"]
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Points, and with each of them perhaps a context and a weight.
+
+    Attributes:
+        x: Points (rows, *shape).
+        context: What they are conditioned on (rows, context_features); None where nothing is.
+        weight: How much each counts (rows,), 1 on average or not; None where all count the same.
+
+    Example:
+        >>> rows = Rows(torch.randn(5, 2), weight=torch.arange(5.0))
+        >>> len(rows[1:3]), rows[1:3].weight
+        (2, tensor([1., 2.]))
+    """
+
+    x: Tensor
+    context: Tensor | None = None
+    weight: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, some: slice | Tensor) -> Rows:
+        return self.map(lambda part: part[some])
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Rows:
+        """The same with a function applied to every part that is there."""
+        context = None if self.context is None else change(self.context)
+        return Rows(change(self.x), context, None if self.weight is None else change(self.weight))
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Rows:
+        """The same on a device, in a type."""
+        return self.map(lambda part: part.to(device, dtype))
+
+    def parts(self) -> list[Tensor]:
+        """The tensors that are there."""
+        return [part for part in (self.x, self.context, self.weight) if part is not None]
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of values (rows,) over the rows, weighted where they have weights."""
+        if self.weight is None:
+            return values.mean()
+        return (self.weight * values).sum() / self.weight.sum()
