@@ -18,7 +18,7 @@ from ciflows.layers import Bijection, Layer, Shape, leading_shape
 from ciflows.noise import Noise
 
 EDGE = 1e-6  # values on a bound count as this share of the way inside
-FARTHEST = 60.0  # where samples end: nothing was seen so far out, and e^z would soon be no float any more
+FARTHEST = 60.0  # where samples end: nothing was seen so far out, and e^z would soon be no float
 
 
 class Units(Layer):
