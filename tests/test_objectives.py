@@ -14,6 +14,7 @@ from ciflows import Flow, Indexed, build_model
 from ciflows.layers import Layer
 from ciflows.noise import Noise
 from ciflows.objectives import ELBO, IWAE, DReG, Objective
+from ciflows.rows import Rows
 from constructors import affine, build, generic, linear_gaussian_flow, normal, residual
 
 
@@ -159,9 +160,17 @@ def test_several_draws_refuse_noisy_log_dets(objective: Objective) -> None:
 def test_objectives_take_a_context(objective: Objective) -> None:
     flow = generic(build_model("cif-resflow", features=2, context_features=3, layers=1, hidden=[8]))
     x, context = torch.randn(4, 2).double(), torch.randn(4, 3).double()
-    values = objective(flow, x, context, Noise.seeded(0))
-    others = objective(flow, x, context.flip(0), Noise.seeded(0))
+    values = objective(flow, Rows(x, context), Noise.seeded(0))
+    others = objective(flow, Rows(x, context.flip(0)), Noise.seeded(0))
     assert values.shape == (4,)
     assert not torch.allclose(values, others)
     values.sum().backward()
     assert all(parameter.grad is not None for parameter in flow.parameters())
+
+
+@pytest.mark.parametrize("objective", [ELBO(), IWAE(3), DReG(3)], ids=["ELBO", "IWAE", "DReG"])
+def test_weights_multiply_the_values(objective: Objective) -> None:
+    flow, x = stacked_flow(), torch.randn(4, 2).double()
+    weight = torch.tensor([0.0, 1.0, 2.0, 0.5]).double()
+    plain = objective(flow, x, Noise.seeded(0))
+    assert_close(objective(flow, Rows(x, weight=weight), Noise.seeded(0)), weight * plain)

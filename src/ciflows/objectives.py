@@ -15,23 +15,21 @@ from ciflows.densities import Density
 from ciflows.estimate import log_mean_exp
 from ciflows.flow import Flow
 from ciflows.noise import Noise
+from ciflows.rows import Rows
 
 
 class Objective(Protocol):
-    """Maps a batch (rows, *shape) to the differentiable values (rows,) to be maximised."""
+    """Maps a batch to the differentiable values (rows,) to be maximised, times the rows' weights."""
 
-    def __call__(
-        self, flow: Flow, x: Tensor, context: Tensor | None = None, noise: Noise | None = None
-    ) -> Tensor: ...
+    def __call__(self, flow: Flow, batch: Tensor | Rows, noise: Noise | None = None) -> Tensor: ...
 
 
 class ELBO:
     """The evidence lower bound from one draw, as in the paper; the log-likelihood of a plain flow."""
 
-    def __call__(
-        self, flow: Flow, x: Tensor, context: Tensor | None = None, noise: Noise | None = None
-    ) -> Tensor:
-        return flow.log_weight(x, context, noise)
+    def __call__(self, flow: Flow, batch: Tensor | Rows, noise: Noise | None = None) -> Tensor:
+        rows = Rows.of(batch)
+        return rows.weighted(flow.log_weight(rows.x, rows.context, noise))
 
 
 class IWAE:
@@ -44,11 +42,11 @@ class IWAE:
     def __init__(self, draws: int = 5) -> None:
         self.draws = draws
 
-    def __call__(
-        self, flow: Flow, x: Tensor, context: Tensor | None = None, noise: Noise | None = None
-    ) -> Tensor:
+    def __call__(self, flow: Flow, batch: Tensor | Rows, noise: Noise | None = None) -> Tensor:
+        rows = Rows.of(batch)
         _refuse_noise(flow)
-        return log_mean_exp(flow.log_weights(x, self.draws, context, noise))
+        values = log_mean_exp(flow.log_weights(rows.x, self.draws, rows.context, noise))
+        return rows.weighted(values)
 
 
 class DReG:
@@ -65,17 +63,16 @@ class DReG:
     def __init__(self, draws: int = 5) -> None:
         self.draws = draws
 
-    def __call__(
-        self, flow: Flow, x: Tensor, context: Tensor | None = None, noise: Noise | None = None
-    ) -> Tensor:
+    def __call__(self, flow: Flow, batch: Tensor | Rows, noise: Noise | None = None) -> Tensor:
+        rows = Rows.of(batch)
         _refuse_noise(flow)
         paths = _PathNoise(noise.generator if noise is not None else None)
-        log_weights = flow.log_weights(x, self.draws, context, paths)
+        log_weights = flow.log_weights(rows.x, self.draws, rows.context, paths)
         weights = torch.softmax(log_weights.detach(), dim=0)
         for u in paths.drawn:
             if u.requires_grad:
                 u.register_hook(lambda grad: grad * _beside(weights, grad))
-        return log_mean_exp(log_weights)
+        return rows.weighted(log_mean_exp(log_weights))
 
 
 class _PathNoise(Noise):

@@ -36,6 +36,11 @@ class Rows:
     def __getitem__(self, some: slice | Tensor) -> Rows:
         return self.map(lambda part: part[some])
 
+    @classmethod
+    def of(cls, x: Tensor | Rows) -> Rows:
+        """Points alone as rows; rows as they are."""
+        return x if isinstance(x, Rows) else cls(x)
+
     def map(self, change: Callable[[Tensor], Tensor]) -> Rows:
         """The same with a function applied to every part that is there."""
         context = None if self.context is None else change(self.context)
@@ -45,12 +50,24 @@ class Rows:
         """The same on a device, in a type."""
         return self.map(lambda part: part.to(device, dtype))
 
-    def parts(self) -> list[Tensor]:
-        """The tensors that are there."""
+    def clone(self) -> Rows:
+        """The same in memory of its own."""
+        return self.map(torch.clone)
+
+    def copy_(self, other: Rows) -> None:
+        """Take over the numbers of other rows, part by part."""
+        for own, new in zip(self._parts(), other._parts(), strict=True):
+            own.copy_(new)
+
+    def _parts(self) -> list[Tensor]:
         return [part for part in (self.x, self.context, self.weight) if part is not None]
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of values (rows,) over the rows, weighted where they have weights."""
         if self.weight is None:
             return values.mean()
-        return (self.weight * values).sum() / self.weight.sum()
+        return self.weighted(values).sum() / self.weight.sum()
+
+    def weighted(self, values: Tensor) -> Tensor:
+        """Values (rows,) times the rows' weights, where they have any."""
+        return values if self.weight is None else self.weight * values

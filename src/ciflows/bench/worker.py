@@ -55,7 +55,6 @@ def ours(job: dict[str, Any]) -> Subject:
     from ciflows.models import build_model
     from ciflows.networks import LipschitzMLP, converge_norms
     from ciflows.noise import Noise
-    from ciflows.rows import Rows
     from ciflows.settings import parse_settings
     from ciflows.training.settings import TrainingSettings
     from ciflows.training.step import Step, make_step
@@ -73,8 +72,7 @@ def ours(job: dict[str, Any]) -> Subject:
     values = {"objective": "elbo", "clip": CLIP, "power_iterations": POWER_ITERATIONS}
     settings = parse_settings(TrainingSettings, values, "training")
     noise = Noise.seeded(0, job["device"])
-    rows = Rows(batch)
-    step = make_step(trained, settings, noise, rows)
+    step = make_step(trained, settings, noise, batch)
 
     @torch.no_grad()
     def round_trip() -> float:
@@ -85,11 +83,11 @@ def ours(job: dict[str, Any]) -> Subject:
         return error
 
     return Subject(
-        step=lambda: step(rows),
+        step=lambda: step(batch),
         log_prob=lambda: flow.log_prob(points, job["draws"], seed=0),
         sample=lambda: flow.sample(job["points"], seed=0),
         parameters=_count(flow),
-        plain_step=lambda: Step.__call__(step, rows),
+        plain_step=lambda: Step.__call__(step, batch),
         round_trip=round_trip,
     )
 

@@ -12,7 +12,7 @@ __all__ = ["Outcome", "fit_flow"]
 import math
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -97,8 +97,8 @@ def fit_flow(
         checkpoints: Where to keep the state; training goes on from the newest one found there.
         monitor: What listens.
     """
-    train, validation = (x if isinstance(x, Rows) else Rows(x) for x in (train, validation))
-    return _Training(flow, train, validation, settings, seed, checkpoints, monitor).run()
+    rows = Rows.of(train), Rows.of(validation)
+    return _Training(flow, *rows, settings, seed, checkpoints, monitor).run()
 
 
 class _Training:
@@ -128,7 +128,7 @@ class _Training:
         """Train to the end; what an interruption finds is saved, so that training can go on."""
         self.started = saved = time.monotonic()
         self.flow.train()
-        first = self.train[: self.batch_size].to(self.flow.device, self.flow.dtype)
+        first: Any = self.train[: self.batch_size].to(self.flow.device, self.flow.dtype)
         noise = Noise.seeded(self.seed, self.flow.device)
         self.flow.initialise(first.x, first.context, noise)
         self.step = make_step(self.flow, self.settings, Noise(self.generator), first)
@@ -192,7 +192,8 @@ class _Training:
         losses: list[Tensor] = []
         while progress.step < due and not (losses and self._time_is_over()):
             self.step.set_learning_rate(self._rate())
-            losses.append(self.step(self._batch(progress.step)))
+            batch: Any = self._batch(progress.step)
+            losses.append(self.step(batch))
             progress.step += 1
             progress.seconds = time.monotonic() - self.started
         return torch.stack(losses).mean().item()

@@ -20,7 +20,6 @@ from ciflows.networks import update_norms
 from ciflows.noise import Noise
 from ciflows.objectives import Objective
 from ciflows.precision import float32_products
-from ciflows.rows import Rows
 from ciflows.training.settings import TrainingSettings
 
 WARM_UPS = 3
@@ -74,7 +73,7 @@ class Step:
     def set_learning_rate(self, rate: float) -> None:
         self.optimizer.param_groups[0]["lr"].fill_(rate)
 
-    def __call__(self, batch: Rows) -> Tensor:
+    def __call__(self, batch: Tensor) -> Tensor:
         """Take the step; the loss (), or NaN where the loss or the gradient is not finite."""
         with float32_products(self.exact_products):
             loss = self._loss(batch)
@@ -87,9 +86,8 @@ class Step:
         update_norms(self.flow, self.power_iterations)
         return torch.where(norm.isfinite(), loss.detach(), math.nan)
 
-    def _loss(self, batch: Rows) -> Tensor:
-        values = self.objective(self.flow, batch.x, batch.context, self.noise)
-        return -(values if batch.weight is None else batch.weight * values).mean()
+    def _loss(self, batch: Tensor) -> Tensor:
+        return -self.objective(self.flow, batch, noise=self.noise).mean()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -116,9 +114,9 @@ class CapturedStep(Step):
         batch: A batch of the shape that every step will have.
     """
 
-    def __init__(self, flow: Flow, settings: TrainingSettings, noise: Noise, batch: Rows) -> None:
+    def __init__(self, flow: Flow, settings: TrainingSettings, noise: Noise, batch: Tensor) -> None:
         super().__init__(flow, settings, noise)
-        self.batch = batch.map(torch.clone)
+        self.batch = batch.clone()
         self.graph = torch.cuda.CUDAGraph()
         if noise.generator is not None:
             self.graph.register_generator_state(noise.generator)
@@ -172,9 +170,8 @@ class CapturedStep(Step):
     def _agrees(plain: Tensor, compiled: Tensor) -> bool:
         return bool((plain - compiled).norm() <= TOLERANCE * plain.norm())
 
-    def __call__(self, batch: Rows) -> Tensor:
-        for kept, new in zip(self.batch.parts(), batch.parts(), strict=True):
-            kept.copy_(new)
+    def __call__(self, batch: Tensor) -> Tensor:
+        self.batch.copy_(batch)
         self.graph.replay()
         return self.loss.clone()
 
@@ -199,7 +196,7 @@ def _restore(pure: Sequence[tuple[nn.Module, str]]) -> None:
         part.__dict__.pop(name, None)
 
 
-def make_step(flow: Flow, settings: TrainingSettings, noise: Noise, batch: Rows) -> Step:
+def make_step(flow: Flow, settings: TrainingSettings, noise: Noise, batch: Tensor) -> Step:
     """The fastest step that works for this flow here; says so once where that is the plain one."""
     if flow.device.type != "cuda":
         return Step(flow, settings, noise)
