@@ -21,6 +21,7 @@ from ciflows.bijections import Standardise
 from ciflows.densities import StandardNormal
 from ciflows.estimate import RunningEstimate, summarise
 from ciflows.noise import Noise
+from ciflows.row_noise import RowNoise
 from constructors import affine, generic, linear_gaussian_flow, normal, residual
 
 SMALL = {"layers": 2, "hidden": [16], "kappa": 0.6}
@@ -350,6 +351,30 @@ def test_seeds_repeat_draws() -> None:
     assert not torch.equal(flow.log_prob(x, 9, seed=3), flow.log_prob(x, 9, seed=4))
     once = flow.estimate(x, std_error=0.2, seed=3)
     assert_close(once, flow.estimate(x, std_error=0.2, seed=3), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("how", [{"samples": 30}, {"std_error": 0.1, "max_samples": 200}])
+def test_noise_of_the_rows_makes_each_estimate_its_own(how: dict[str, Any]) -> None:
+    flow, x = cif(), torch.randn(50, 2).double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole = flow.estimate(x, **how, noise=RowNoise(0))
+        each = [flow.estimate(row[None], **how, noise=RowNoise(0)) for row in x]
+        backwards = flow.estimate(x.flip(0), **how, noise=RowNoise(0))
+        other = flow.estimate(x, **how, noise=RowNoise(1))
+    for i, column in enumerate(whole):
+        assert_close(torch.cat([estimate[i] for estimate in each]), column)
+        assert_close(backwards[i].flip(0), column)
+    assert not (other.log_prob == whole.log_prob).any()
+
+
+def test_noise_of_the_rows_estimates_without_bias() -> None:
+    """log p(x) averaged over many seeds, beside the same from a generator."""
+    flow, x = cif(), torch.zeros(400, 2).double()
+    by_row = [flow.estimate(x[:1], 20, noise=RowNoise(seed)).log_prob.exp() for seed in range(400)]
+    drawn = flow.estimate(x, 20, seed=0).log_prob.exp()
+    error = math.hypot(torch.cat(by_row).std().item(), drawn.std().item()) / math.sqrt(400)
+    assert abs(torch.cat(by_row).mean() - drawn.mean()) < 4 * error
 
 
 def test_a_seed_leaves_the_global_generator_alone() -> None:

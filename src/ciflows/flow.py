@@ -18,6 +18,7 @@ from ciflows.estimate import Estimate, RunningEstimate
 from ciflows.layers import Layer, Shape, check_shape
 from ciflows.noise import Noise, TemperedNoise
 from ciflows.precision import float32_products
+from ciflows.row_noise import RowNoise
 
 FIRST_DRAWS = 16
 
@@ -144,6 +145,7 @@ class Flow(Density):
         max_samples: int = 10_000,
         context: Tensor | None = None,
         seed: int | None = None,
+        noise: Noise | None = None,
     ) -> Estimate:
         """Estimate log p(x) with its Monte-Carlo error, for each x (*, shape).
 
@@ -155,6 +157,8 @@ class Flow(Density):
             max_samples: The most draws for one point where `std_error` is given.
             context: Context (*, context_shape) of a conditional density.
             seed: Seed of the draws.
+            noise: Where the draws come from, in place of a seed; with `RowNoise` a point's estimate does
+                not depend on the others.
         """
         _check_samples(min(samples, max_samples))
         check_shape(x, self.shape, "Flow")
@@ -171,7 +175,7 @@ class Flow(Density):
                 "log-mean-exp over draws. Evaluate in eval() mode with exact log-determinants "
                 "(or, to compare with the paper's own scheme, call diagnostics.paper_log_prob)."
             )
-        noise = Noise.seeded(seed, x.device)
+        noise = noise or Noise.seeded(seed, x.device)
         leading = x.shape[: x.ndim - len(self.shape)]
         rows = x.reshape(-1, *self.shape)
         self._check_context(context)
@@ -272,8 +276,8 @@ class Flow(Density):
         step = samples if torch.is_grad_enabled() else step
         for start in range(0, samples, step):
             k = min(step, samples - start)
-            copies = z.expand(k, *z.shape)
-            yield shared + self._encode(parts[first:], copies, context, noise)[0]
+            copies, drawn = z.expand(k, *z.shape), _from_draw(noise, start)
+            yield shared + self._encode(parts[first:], copies, context, drawn)[0]
 
     def _estimate_rows(
         self, rows: Tensor, samples: int, context: Tensor | None, noise: Noise
@@ -314,7 +318,7 @@ class Flow(Density):
                 late = int((~small).sum())
                 small = torch.ones_like(small)
             ready = pending[small]
-            fresh = self._estimate_some(rows, ready, samples, context, noise)
+            fresh = self._estimate_some(rows, ready, samples, context, _from_draw(noise, max_samples))
             for column, values in zip(result, fresh, strict=True):
                 column[ready] = values
             pending, samples = pending[~small], min(2 * samples, max_samples)
@@ -350,6 +354,11 @@ def _is_unsettled(part: nn.Module) -> bool:
     """Whether a part depends, in training mode, on the other rows of a batch or on units dropped."""
     batchwise = isinstance(part, BatchNorm1d | BatchNorm2d) or getattr(part, "batchwise", False)
     return part.training and (batchwise or getattr(part, "dropout", 0.0) > 0)
+
+
+def _from_draw(noise: Noise, first: int) -> Noise:
+    """The noise of the draws from number `first` on; a generator's own order will do."""
+    return noise.from_draw(first) if isinstance(noise, RowNoise) else noise
 
 
 def _check_samples(samples: int) -> None:
