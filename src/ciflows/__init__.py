@@ -5,15 +5,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ciflows.estimate import Estimate
+    from ciflows.estimator import CIFDensity
     from ciflows.fitting import fit
     from ciflows.flow import Flow
     from ciflows.indexed import Indexed, interleave
     from ciflows.models import build_model
     from ciflows.run import Run, load_run
 
-__all__ = ["Estimate", "Flow", "Indexed", "Run", "build_model", "fit", "interleave", "load_run"]
+__all__ = [
+    "CIFDensity",
+    "Estimate",
+    "Flow",
+    "Indexed",
+    "Run",
+    "build_model",
+    "fit",
+    "interleave",
+    "load_run",
+]
 
 _HOMES = {
+    "CIFDensity": "estimator",
     "Estimate": "estimate",
     "Flow": "flow",
     "Indexed": "indexed",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["fit"]
+__all__ = ["fit", "in_temporary_folder"]
 
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,10 +89,18 @@ def fit(
     own = [place_settings(model, settings), {"training": training, "table": table}]
     config = resolve(name, model, seed, [*suited_settings(name), *own])
     console = Console(quiet=not progress)
-    if out is not None:
-        return runs.fit(config, out, device=device, console=console, table=frame)
+    make = partial(runs.fit, config, device=device, console=console, table=frame)
+    return in_temporary_folder(make) if out is None else make(out)
+
+
+def in_temporary_folder(make: Callable[[Path], runs.Run]) -> runs.Run:
+    """A run in a folder of its own that goes away with it."""
     folder = Path(tempfile.mkdtemp(prefix="ciflows-"))
-    run = runs.fit(config, folder, device=device, console=console, table=frame)
+    try:
+        run = make(folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     weakref.finalize(run, shutil.rmtree, folder, ignore_errors=True)
     return run
 
