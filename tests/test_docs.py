@@ -1,9 +1,10 @@
 """The pages of docs/: every block of code on them runs.
 
 The `python` blocks of a page and the commands of its `console` blocks run in their order, in an empty
-folder, with a few steps of training on a few points in place of thousands. `shell` blocks, and indented
-ones, tell of hours on a GPU: bash runs them with a `ciflows` that only notes its arguments, and the
-command line then has to take those as far as the training. `text` blocks are no code.
+folder, with a few steps, draws and points in place of thousands. `shell` blocks and indented ones, the
+README's too, tell of hours on a GPU or of files that are not here: bash runs them with a `ciflows` that
+only notes its arguments, and the command line then has to take those as far as the training.
+`text` blocks are no code.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from markdown_it import MarkdownIt
 
 import ciflows.run
 import ciflows.training
+from ciflows import Flow
 from ciflows.data import dataset
+from ciflows.report import grids
 from ciflows.training import fit_flow
 
 ROOT = Path(__file__).parent.parent
 PAGES = {page.stem: page for page in sorted((ROOT / "docs").glob("*.md"))}
-STEPS = 4
+STEPS, DRAWS = 4, 4
 NOT_RUN = ("cd", "git", "pip")  # they need the network, or change the machine
 WORK = (
     "ciflows.run.fit",
@@ -68,14 +71,20 @@ def blocks(page: Path) -> list[Block]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training takes a few steps, and the built-in sets have a few points."""
+    """Training takes a few steps, likelihoods a few draws, and built-in sets have a few points."""
 
     def fit(flow: Any, train: Any, validation: Any, settings: Any, **options: Any) -> Any:
         few = {"steps": min(STEPS, settings.steps), "validate_every": STEPS, "max_minutes": None}
         return fit_flow(flow, train, validation, settings.model_copy(update=few), **options)
 
+    def estimate(flow: Flow, x: Any, samples: int = 100, **options: Any) -> Any:
+        return whole_estimate(flow, x, min(DRAWS, samples), **options)
+
+    whole_estimate = Flow.estimate
     for module in (ciflows.run, ciflows.training):
         monkeypatch.setattr(module, "fit_flow", fit)
+    monkeypatch.setattr(Flow, "estimate", estimate)
+    monkeypatch.setattr(grids, "GRID_SIDE", 20)
     monkeypatch.setattr(dataset, "SYNTHETIC_SIZES", (500, 50, 100))
 
 
@@ -94,10 +103,10 @@ def test_page_runs(name: str, command: Callable[..., str]) -> None:
             assert block.language in ("shell", "text") or block.language.startswith("{"), block
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("page", [*PAGES.values(), ROOT / "README.md"], ids=lambda page: page.stem)
 @pytest.mark.usefixtures("data_folder")
 def test_long_commands_are_understood(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Callable[..., str]
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Callable[..., str]
 ) -> None:
     def end(*_: Any, **__: Any) -> None:
         raise typer.Exit
@@ -105,9 +114,9 @@ def test_long_commands_are_understood(
     for work in WORK:
         monkeypatch.setattr(work, end)
     monkeypatch.chdir(ROOT)
-    for block in blocks(PAGES[name]):
+    for block in blocks(page):
         if block.language == "shell":
-            for words in called(block.text, tmp_path):
+            for words in called(block.text.replace(".venv/bin/", ""), tmp_path):
                 run(words, command)
 
 
