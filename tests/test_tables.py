@@ -18,6 +18,12 @@ from ciflows.data.tables import check_output
 from ciflows.errors import UserError
 from ciflows.models import build_model
 
+
+def _save_npz(path: Path, frame: pl.DataFrame) -> None:
+    with path.open("wb") as file:  # numpy would add a suffix to a name it does not know
+        np.savez(file, **{name: frame[name].to_numpy() for name in frame.columns})
+
+
 WRITERS: dict[str, Callable[[pl.DataFrame, Path], object]] = {
     ".csv": pl.DataFrame.write_csv,
     ".tsv": lambda frame, path: frame.write_csv(path, separator="\t"),
@@ -25,6 +31,7 @@ WRITERS: dict[str, Callable[[pl.DataFrame, Path], object]] = {
     ".arrow": pl.DataFrame.write_ipc,
     ".feather": lambda frame, path: frame.write_ipc(path, compression="zstd"),
     ".npy": lambda frame, path: np.save(path, frame.to_numpy()),
+    ".npz": lambda frame, path: _save_npz(path, frame),
 }
 SUFFIXES = sorted(WRITERS)
 

@@ -12,7 +12,7 @@ All of it is kept as running sums, so that draws can be thrown away as soon as t
 
 from __future__ import annotations
 
-__all__ = ["Estimate", "RunningEstimate", "Summary", "log_mean_exp", "summarise"]
+__all__ = ["Estimate", "RunningEstimate", "RunningSummary", "Summary", "log_mean_exp", "summarise"]
 
 import math
 from typing import NamedTuple
@@ -104,6 +104,44 @@ class RunningEstimate:
             variance = torch.full_like(effective, math.nan)
         log_prob, elbo = self._peak + torch.log(total / m), self._peak + logs / m
         return Estimate(log_prob, elbo, variance.sqrt(), effective)
+
+
+class RunningSummary:
+    """A `Summary` fed some points at a time; its memory does not grow with their number.
+
+    Arguments:
+        samples: Draws for each point.
+
+    Example:
+        >>> running, zeros = RunningSummary(samples=1), torch.zeros(3)
+        >>> running.add(Estimate(torch.tensor([1.0, 2.0, 3.0]), zeros, zeros, zeros))
+        >>> running.result().log_prob, round(running.result().std_error, 4)
+        (2.0, 0.5774)
+    """
+
+    def __init__(self, samples: int) -> None:
+        self.samples, self.points = samples, 0
+        self._means = torch.zeros(3, dtype=torch.float64)
+        self._squares = self._errors = 0.0
+
+    def add(self, estimate: Estimate) -> None:
+        """Count in some more points (points,)."""
+        log_prob, elbo, error, effective = (column.double().cpu() for column in estimate)
+        new, before = len(log_prob), self.points
+        means = torch.stack([log_prob.mean(), elbo.mean(), effective.mean()])
+        step = means - self._means
+        self.points += new
+        # Chan et al.: the squares around a mean that moves
+        moved = float(step[0] ** 2) * before * new / self.points
+        self._squares += float((log_prob - means[0]).square().sum()) + moved
+        self._means = self._means + step * new / self.points
+        self._errors += float(error.square().sum())
+
+    def result(self) -> Summary:
+        n = self.points
+        log_prob, elbo, effective = self._means.tolist()
+        spread = math.sqrt(self._squares / (n - 1) / n) if n > 1 else math.nan
+        return Summary(log_prob, spread, math.sqrt(self._errors) / n, elbo, effective, self.samples, n)
 
 
 def summarise(estimate: Estimate, samples: int, weight: Tensor | None = None) -> Summary:

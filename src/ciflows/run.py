@@ -20,42 +20,47 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 
 from ciflows.bijections import Residual, Series, Standardise
 from ciflows.config import RunConfig
 from ciflows.data import Dataset, Schema, TableLike, as_frame, load_dataset, table_dataset
 from ciflows.data.tables import errors_of, read_chunks
+from ciflows.densities import StandardNormal
 from ciflows.devices import device_name, find_device
 from ciflows.diagnostics import leaked_mass, log_det_error
 from ciflows.errors import InversionError, UserError
 from ciflows.estimate import Estimate, summarise
 from ciflows.files import read_json, write_json, write_text
 from ciflows.flow import Flow
+from ciflows.gaussian_mixture import GaussianMixture
 from ciflows.images import bits_per_dim
 from ciflows.layers import Layer, Shape
 from ciflows.models import build_model
 from ciflows.networks import converge_norms
 from ciflows.rows import Rows
 from ciflows.settings import parse_settings
-from ciflows.table_flow import column_layers
+from ciflows.table_flow import column_layers, fit_base, start_as_identity, table_flow
 from ciflows.training import fit_flow
 from ciflows.training.checkpoint import Checkpoints, load_tensors, save_tensors
+from ciflows.training.loop import VALIDATION_SEED
 from ciflows.training.monitor import Hear, RunMonitor, read_history
 from ciflows.training.samples import ImageMonitor
 
 if TYPE_CHECKING:
     import polars as pl
 
+T = TypeVar("T")
 FORMAT = 1
 KEPT = "data.parquet"
 LOG_DET_POINTS = 100
@@ -186,12 +191,13 @@ def fit(
     console = console or Console(quiet=True)
     say = partial(console.print, markup=False, soft_wrap=True)
     if table is None:
-        dataset = load_dataset(config.data, say=say, table=config.table)
+        watch = partial(_watch, console)
+        dataset = load_dataset(config.data, say=say, table=config.table, watch=watch)
     else:
         config = config.model_copy(update={"data": KEPT})
         dataset = table_dataset(config.data, lambda: table.iter_slices(), config.table, say)
     flow = build_flow(config, dataset).to(where)
-    _make_folder(folder, config, dataset, table)
+    _make_folder(folder, config, dataset, flow, table)
     return _train(flow, config, dataset, _monitor(flow, config, folder, dataset, console, hear))
 
 
@@ -229,7 +235,7 @@ def load_run(folder: Path | str, device: str = "cpu") -> Run:
     schema, shape = _read_schema(about), tuple(about.get("shape") or [about["features"]])
     flow = _empty_flow(config, shape, schema.context_features if schema else 0)
     if schema is not None:
-        flow = _with_columns(flow, column_layers(schema))
+        flow = _in_precision(table_flow(flow, schema, about["components"]), flow)
     elif about["standardised"]:
         ones = torch.ones(flow.shape, dtype=flow.dtype)
         flow = _standardised(flow, ones, ones)
@@ -247,7 +253,7 @@ def build_flow(config: RunConfig, dataset: Dataset) -> Flow:
     """The flow that a configuration describes, over the units of the data; tables are standardised."""
     flow = _empty_flow(config, dataset.shape, dataset.context_features)
     if dataset.schema is not None:
-        return _with_columns(flow, column_layers(dataset.schema, dataset.rows("train")))
+        return _in_precision(_start_of_table(flow, dataset.schema, dataset), flow)
     if dataset.images:
         _check_levels(dataset, config.architecture["levels"])
     if not _needs_scaling(dataset):
@@ -326,13 +332,19 @@ def read_description(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
     return config, about
 
 
-def _make_folder(folder: Path, config: RunConfig, dataset: Dataset, table: pl.DataFrame | None) -> None:
+def _watch(console: Console, chunks: Iterable[T], what: str) -> Iterable[T]:
+    return track(chunks, what, console=console, transient=True)
+
+
+def _make_folder(
+    folder: Path, config: RunConfig, dataset: Dataset, flow: Flow, table: pl.DataFrame | None
+) -> None:
     """Make the run folder with its description in it, both at once: no kill can leave half of it."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True)
     try:
         write_text(temporary / "config.toml", config.to_toml())
-        write_json(temporary / "about.json", _about(dataset))
+        write_json(temporary / "about.json", _about(dataset, flow))
         if table is not None:
             table.write_parquet(temporary / KEPT)
         temporary.rename(folder)
@@ -341,8 +353,22 @@ def _make_folder(folder: Path, config: RunConfig, dataset: Dataset, table: pl.Da
         raise
 
 
+class _Start:
+    """What a flow over a table starts from, and how good that is: it may be better than what follows."""
+
+    def __init__(self, flow: Flow, dataset: Dataset, config: RunConfig) -> None:
+        training = config.training
+        rows = dataset.rows("validation")[: training.validation_points].to(flow.device, flow.dtype)
+        self.state = {name: value.clone() for name, value in flow.state_dict().items()}
+        estimate = flow.eval().estimate(
+            rows.x, training.validation_samples, context=rows.context, seed=VALIDATION_SEED
+        )
+        self.validation = rows.mean(estimate.log_prob).item()
+
+
 def _train(flow: Flow, config: RunConfig, dataset: Dataset, monitor: RunMonitor) -> Run:
     folder = monitor.folder
+    start = None if dataset.schema is None else _Start(flow, dataset, config)
     outcome = fit_flow(
         flow,
         dataset.rows("train"),
@@ -354,6 +380,10 @@ def _train(flow: Flow, config: RunConfig, dataset: Dataset, monitor: RunMonitor)
     )
     if outcome.validation == -math.inf:
         raise UserError(f"{folder}: training came to nothing: {outcome.early}.")
+    if start is not None and start.validation > outcome.validation:
+        flow.load_state_dict(start.state)
+        outcome = outcome._replace(validation=start.validation)
+        monitor.say("Training did not improve on the mixture of Gaussians that it started from.")
     if outcome.early:
         monitor.say(f"Training ended after {outcome.steps} steps: {outcome.early}.")
     converge_norms(flow)
@@ -437,12 +467,20 @@ def _spread(dataset: Dataset) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _standardised(flow: Flow, mean: Tensor, scale: Tensor) -> Flow:
-    return _with_columns(flow, [Standardise(mean, scale)])
+    layers: list[Layer] = [Standardise(mean, scale), *flow.layers]
+    return Flow(layers, flow.base)
 
 
-def _with_columns(flow: Flow, before: Sequence[Layer]) -> Flow:
-    layers: list[Layer] = [*before, *flow.layers]
-    whole = Flow(layers, flow.base)
+def _start_of_table(flow: Flow, schema: Schema, dataset: Dataset) -> Flow:
+    """A model over a table's columns, which starts from a mixture where it can."""
+    layers, base = column_layers(schema, dataset.rows("train")), flow.base
+    if start_as_identity(flow) and not schema.given and isinstance(base, StandardNormal):
+        base = fit_base(layers, dataset.rows("train"), dataset.rows("validation"))
+    return Flow([*layers, *flow.layers], base)
+
+
+def _in_precision(whole: Flow, flow: Flow) -> Flow:
+    """A flow in the precision of its model."""
     return whole.double() if flow.dtype == torch.float64 else whole
 
 
@@ -461,7 +499,7 @@ def table_frame(data: TableLike) -> pl.DataFrame:
     return as_frame(data)
 
 
-def _about(dataset: Dataset) -> dict[str, Any]:
+def _about(dataset: Dataset, flow: Flow) -> dict[str, Any]:
     names = ("ciflows", "torch", "numpy", "safetensors")
     return {
         "format": FORMAT,
@@ -475,6 +513,7 @@ def _about(dataset: Dataset) -> dict[str, Any]:
         "shape": list(dataset.shape),
         "columns": list(dataset.columns),
         "standardised": _needs_scaling(dataset),
+        "components": len(flow.base.means) if isinstance(flow.base, GaussianMixture) else 0,
         "schema": None if dataset.schema is None else dataset.schema.model_dump(),
     }
 

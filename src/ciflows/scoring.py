@@ -6,6 +6,7 @@ __all__ = ["sample_data", "score_data"]
 
 import io
 import math
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,9 +26,9 @@ from ciflows.data import (
     write_frame,
     write_table,
 )
-from ciflows.data.tables import check_output, errors_of
+from ciflows.data.tables import GrowingTable, check_output, errors_of, read_chunks
 from ciflows.errors import UserError
-from ciflows.estimate import Estimate, Summary, summarise
+from ciflows.estimate import Estimate, RunningSummary, Summary
 from ciflows.files import write_bytes
 from ciflows.images import bits_per_dim, image_grid, png
 from ciflows.rows import Rows
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 ROWS = 10_000
 PICTURES = (".png", ".npy")
+SCORES = ("log_prob", "std_error", "effective_samples")
 
 
 def score_data(
@@ -62,19 +64,17 @@ def score_data(
         raise UserError(f"A standard error to reach must be above 0; got {std_error}.")
     check_output(out)
     run = load_run(folder, device)
-    rows = _points(run, data, console)
-    starts = range(0, len(rows), ROWS)
-    parts = [
-        _estimate(run, rows[start : start + ROWS], samples, std_error, max_samples, seed + index)
-        for index, start in enumerate(track(starts, "scoring", console=console, transient=True))
-    ]
-    estimate = Estimate(*(torch.cat(column) for column in zip(*parts, strict=True)))
-    names = ("log_prob", "std_error", "effective_samples")
-    columns = {name: getattr(estimate, name) for name in names}
-    if run.images:
-        columns["bits_per_dim"] = -estimate.log_prob / (math.prod(run.flow.shape) * math.log(2))
-    write_table(out, columns)
-    summary, size = summarise(estimate, 1 if run.flow.exact else samples), math.prod(run.flow.shape)
+    running, size = RunningSummary(1 if run.flow.exact else samples), math.prod(run.flow.shape)
+    with GrowingTable(out) as table:
+        pieces = track(_pieces(run, data, console), "scoring", console=console, transient=True)
+        for index, rows in enumerate(pieces):
+            part = _estimate(run, rows, samples, std_error, max_samples, seed + index)
+            running.add(part)
+            columns = {name: getattr(part, name) for name in SCORES}
+            if run.images:
+                columns["bits_per_dim"] = -part.log_prob / (size * math.log(2))
+            table.add(columns)
+    summary = running.result()
     return summary, bits_per_dim(summary.log_prob, size) if run.images else None
 
 
@@ -151,12 +151,14 @@ def _write_images(path: Path, images: Tensor, levels: int) -> None:
     write_bytes(path, file.getvalue())
 
 
-def _points(run: Run, data: str, console: Console) -> Rows:
-    """The rows to score, with the columns that the run was trained on, in their order."""
-    if run.schema is not None:
-        with errors_of(data):
-            return run.schema.encode(table_frame(data))
-    return Rows(_plain_points(run, data, console))
+def _pieces(run: Run, data: str, console: Console) -> Iterator[Rows]:
+    """The rows to score, some at a time, with the columns that the run was trained on in their order."""
+    if run.schema is None:
+        yield from map(Rows, _plain_points(run, data, console).split(ROWS))
+        return
+    with errors_of(data):
+        for chunk in read_chunks(Path(data), ROWS):
+            yield run.schema.encode(chunk)
 
 
 def _plain_points(run: Run, data: str, console: Console) -> Tensor:

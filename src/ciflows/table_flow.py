@@ -1,26 +1,41 @@
-"""From a table's codes to the noise: the layers that a schema asks for, fitted to the training rows."""
+"""From a table's codes to the noise: the layers that a schema asks for, and a base to start from.
+
+Both are fitted to the training rows: each column's transform on its own, then a mixture of Gaussians to
+all of them together. Layers of a model that start as the identity stand between the two and are trained.
+"""
 
 from __future__ import annotations
 
-__all__ = ["column_layers"]
+__all__ = ["column_layers", "fit_base", "start_as_identity", "table_flow"]
 
+import math
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ciflows.bijections import Standardise
+from ciflows.bijections import Standardise, ZukoBijection
 from ciflows.columns import Bounded, Cells, HalfBounded, On, Tame, Units
 from ciflows.data.schema import Column, Schema
 from ciflows.data.survey import choose_tail
 from ciflows.dequantise import Dequantise
+from ciflows.flow import Flow
+from ciflows.gaussian_mixture import GaussianMixture, fit_mixture
 from ciflows.layers import Layer
 from ciflows.noise import Noise
 from ciflows.rows import Rows
 
 FIT_ROWS = 200_000
 SEED = 0
+BASE_ROWS, BASE_VALIDATION, BASE_DRAWS = 10_000, 2000, 10
+COMPONENTS = (1, 2, 3, 5, 8, 12, 20, 30)
+PRIORS = (
+    0.3,
+    1.0,
+    3.0,
+)  # rows of the common covariance for each component, in multiples of the features
 SMOOTHING = 0.5  # rows added to each level: one that was not seen is rare, not impossible
 
 
@@ -47,6 +62,64 @@ def column_layers(schema: Schema, rows: Rows | None = None) -> list[Layer]:
     cells = _where(columns, lambda c: c.levels is not None)
     build.add(cells, lambda x: build.cells(x, [columns[place] for place in cells]))
     return build.layers
+
+
+def table_flow(flow: Flow, schema: Schema, components: int) -> Flow:
+    """A model over a table's columns, as it is before anything is fitted or loaded.
+
+    Arguments:
+        flow: The model, over features of variance 1.
+        schema: What the columns are.
+        components: How many Gaussians the base is a mixture of; 0 for the model's own base.
+    """
+    base = GaussianMixture(components, flow.shape[0]) if components else flow.base
+    return Flow([*column_layers(schema), *cast(Sequence[Layer], flow.layers)], base)
+
+
+def start_as_identity(flow: Flow) -> bool:
+    """Let all layers of a model start as the identity, and tell whether they do."""
+    for layer in flow.layers:
+        if isinstance(layer, ZukoBijection):
+            linear = [part for part in layer.modules() if isinstance(part, nn.Linear)]
+            # of one feature alone there is no network, only the numbers that it would give
+            for parameter in (linear[-1] if linear else layer).parameters():
+                nn.init.zeros_(parameter)
+    x = torch.randn(8, *flow.shape, generator=torch.Generator().manual_seed(SEED)).to(flow.dtype)
+    context = None if flow.context_shape is None else x.new_zeros(8, *flow.context_shape)
+    with torch.no_grad():
+        z = x
+        for layer in cast(Sequence[Layer], flow.layers):
+            z, _ = layer.encode(z, context, Noise.seeded(SEED))
+    return z.shape == x.shape and torch.allclose(z, x, atol=1e-4)
+
+
+@torch.no_grad()
+def fit_base(layers: Sequence[Layer], train: Rows, validation: Rows) -> GaussianMixture:
+    """The mixture that is best in validation, of few and many components, alike and unlike.
+
+    Arguments:
+        layers: The columns' layers, fitted.
+        train: Training rows; some of them will do.
+        validation: Validation rows.
+    """
+    noise, z = Noise.seeded(SEED), train.x[:BASE_ROWS].float()
+    weight = None if train.weight is None else train.weight[:BASE_ROWS]
+    for layer in layers:
+        z, _ = layer.encode(z, noise=noise)
+    held_out = validation[:BASE_VALIDATION]
+    best, best_score, worse = GaussianMixture(1, z.shape[1]), -math.inf, 0
+    for components in COMPONENTS:
+        if worse == 2 or (components > 1 and 10 * components > len(z)):
+            break
+        worse += 1
+        for prior in PRIORS:
+            mixture = fit_mixture(z, components, prior * z.shape[1], weight)
+            whole = Flow(layers, mixture).eval()
+            estimate = whole.estimate(held_out.x.float(), BASE_DRAWS, seed=SEED)
+            score = held_out.mean(estimate.log_prob).item()
+            if score > best_score:
+                best, best_score, worse = mixture, score, 0
+    return best
 
 
 def _where(columns: Sequence[Column], wanted: Callable[[Column], bool]) -> list[int]:

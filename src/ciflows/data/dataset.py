@@ -13,6 +13,7 @@ __all__ = [
 
 import hashlib
 import math
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,13 +25,23 @@ from torch import Tensor
 
 from ciflows.data.benchmarks import BENCHMARKS, load_benchmark
 from ciflows.data.images import image_files, read_images
-from ciflows.data.prepared import Parts, Say, Source, load_prepared, silent
+from ciflows.data.prepared import (
+    Parts,
+    Say,
+    Source,
+    Watch,
+    cache_folder,
+    load_prepared,
+    silent,
+    unwatched,
+)
 from ciflows.data.schema import PLAIN_TABLE, Schema, TableSettings, filled
 from ciflows.data.survey import survey_table
 from ciflows.data.synthetic import SYNTHETIC, Synthetic
-from ciflows.data.tables import READABLE, errors_of, read_chunks
+from ciflows.data.tables import READABLE, errors_of, is_large, read_chunks
 from ciflows.errors import UserError, nearest
 from ciflows.rows import Rows
+from ciflows.settings import parse_settings
 
 if TYPE_CHECKING:
     import polars as pl
@@ -114,7 +125,11 @@ def holds_table(name: str) -> bool:
 
 
 def load_dataset(
-    name: str, folder: Path | None = None, say: Say = silent, table: TableSettings | None = None
+    name: str,
+    folder: Path | None = None,
+    say: Say = silent,
+    table: TableSettings | None = None,
+    watch: Watch = unwatched,
 ) -> Dataset:
     """Load a built-in set by its name, a table from a file, or images from a folder.
 
@@ -123,6 +138,7 @@ def load_dataset(
         folder: Where the files of built-in sets are; the folder in CIFLOWS_DATA or ./data if None.
         say: Hears what takes long.
         table: Which columns of a table to take, and how.
+        watch: Shows how far the reading of a table has come.
 
     Example:
         >>> load_dataset("two-uniforms").train.shape
@@ -133,7 +149,7 @@ def load_dataset(
         points = truth.sample(sum(SYNTHETIC_SIZES), seed=SPLIT_SEED)
         return _split(name, points, SYNTHETIC_SIZES, ("x1", "x2"), truth)
     if name in BENCHMARKS:
-        train, validation, test, columns, fingerprint = load_benchmark(name, folder, say)
+        train, validation, test, columns, fingerprint, _ = load_benchmark(name, folder, say)
         seed = BENCHMARKS[name].seed
         return Dataset(name, train, validation, test, columns, seed, fingerprint, None)
     if not Path(name).suffix and not Path(name).exists():
@@ -144,7 +160,7 @@ def load_dataset(
     if Path(name).is_dir():
         return _load_folder(name, say)
     with errors_of(name):
-        return table_dataset(name, partial(read_chunks, Path(name)), table or PLAIN_TABLE, say)
+        return _load_table(name, table or PLAIN_TABLE, say, watch)
 
 
 def table_dataset(
@@ -152,6 +168,7 @@ def table_dataset(
     chunks: Callable[[], Iterable[pl.DataFrame]],
     settings: TableSettings,
     say: Say = silent,
+    watch: Watch = unwatched,
 ) -> Dataset:
     """A data set from a table's rows, as codes.
 
@@ -160,20 +177,58 @@ def table_dataset(
         chunks: Gives the rows, some at a time; called twice.
         settings: Which columns to take, and how.
         say: Hears what was found in the columns.
+        watch: Shows how far the reading has come.
     """
-    schema, count = survey_table(chunks(), settings, say)
+    schema, parts = _prepare_table(chunks, settings, say, watch, partial(np.empty, dtype=np.float32))
+    digest = hashlib.sha256(schema.model_dump_json().encode())
+    for part in parts:
+        digest.update(part.data)
+    return _unpack(name, schema, [torch.from_numpy(part) for part in parts], digest.hexdigest())
+
+
+def _load_table(name: str, settings: TableSettings, say: Say, watch: Watch) -> Dataset:
+    """A table from a file; the codes of a large one are kept in the cache and mapped into memory."""
+    path = Path(name)
+    chunks = partial(read_chunks, path)
+    if not is_large(path):
+        return table_dataset(name, chunks, settings, say, watch)
+
+    def prepare() -> Parts:
+        schema, (train, validation, test) = _prepare_table(chunks, settings, say, watch, _mapped)
+        return Parts(train, validation, test, schema.names, schema.model_dump())
+
+    form = hashlib.sha256(settings.model_dump_json().encode()).hexdigest()
+    prepared = load_prepared(Source(path.stem, f"table-{form[:16]}", (path,)), prepare, say)
+    schema = parse_settings(Schema, prepared.facts, "the schema in the cache")
+    return _unpack(name, schema, prepared[:3], prepared.fingerprint)
+
+
+def _prepare_table(
+    chunks: Callable[[], Iterable[pl.DataFrame]],
+    settings: TableSettings,
+    say: Say,
+    watch: Watch,
+    allocate: Callable[[tuple[int, int]], np.ndarray],
+) -> tuple[Schema, list[np.ndarray]]:
+    """The schema, and the three parts' rows packed into arrays: in two passes over the table."""
+    schema, count = survey_table(watch(chunks(), "reading"), settings, say)
     order, sizes = _shuffle(count, "rows")
     places, start = order.argsort().numpy(), 0
     width = len(schema.columns) + schema.context_features + (schema.weights is not None)
-    packed = np.empty((count, width), dtype=np.float32)
-    for chunk in chunks():
+    packed = allocate((count, width))
+    for chunk in watch(chunks(), "preparing"):
         some = chunk.select(schema.needed(weights=True) + [c.name for c in schema.constants])
         rows = schema.encode(some.filter(filled(some)), weights=True)
         packed[places[start : start + len(rows)]] = _pack(rows)
         start += len(rows)
-    parts = torch.from_numpy(packed).split(list(sizes))
-    digest = hashlib.sha256(packed.tobytes() + schema.model_dump_json().encode()).hexdigest()
-    return _unpack(name, schema, parts, digest)
+    return schema, np.split(packed, np.cumsum(sizes[:2]))
+
+
+def _mapped(shape: tuple[int, int]) -> np.ndarray:
+    """An array in a file that is gone once nobody uses it."""
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=cache_folder()) as file:
+        return np.memmap(file, dtype=np.float32, mode="w+", shape=shape)
 
 
 def _pack(rows: Rows) -> np.ndarray:
@@ -219,7 +274,7 @@ def _load_folder(name: str, say: Say) -> Dataset:
         return Parts(train, validation, test)
 
     source = Source(Path(name).resolve().name, "folder", files)
-    train, validation, test, columns, fingerprint = load_prepared(source, prepare, say)
+    train, validation, test, columns, fingerprint, _ = load_prepared(source, prepare, say)
     return Dataset(name, train, validation, test, columns, SPLIT_SEED, fingerprint, None)
 
 

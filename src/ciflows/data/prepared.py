@@ -7,10 +7,12 @@ __all__ = [
     "Prepared",
     "Say",
     "Source",
+    "Watch",
     "cache_folder",
     "load_prepared",
     "prepared_sizes",
     "silent",
+    "unwatched",
 ]
 
 import hashlib
@@ -18,9 +20,9 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -36,18 +38,27 @@ ATTEMPTS = 3
 
 Array = NDArray[Any]
 Say = Callable[[str], None]
+T = TypeVar("T")
+
+
+class Watch(Protocol):
+    """Passes on what it is given, piece by piece, and shows how far that has come."""
+
+    def __call__(self, chunks: Iterable[T], what: str) -> Iterable[T]: ...
 
 
 class Parts(NamedTuple):
     """The parts of a set: (rows, features) with the names of the features, or images (rows, C, H, W).
 
-    Images are bytes, whose pixels have no names.
+    Images are bytes, whose pixels have no names. Facts are what else has to be known of a set, as plain
+    values.
     """
 
     train: Array
     validation: Array
     test: Array
     columns: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = {}
 
 
 class Prepared(NamedTuple):
@@ -58,6 +69,7 @@ class Prepared(NamedTuple):
     test: Tensor
     columns: tuple[str, ...]
     fingerprint: str
+    facts: Mapping[str, Any]
 
 
 class Source(NamedTuple):
@@ -82,6 +94,11 @@ class Source(NamedTuple):
 
 def silent(message: str) -> None:
     """Says nothing."""
+
+
+def unwatched(chunks: Iterable[T], what: str) -> Iterable[T]:
+    """Shows nothing."""
+    return chunks
 
 
 def cache_folder() -> Path:
@@ -142,7 +159,7 @@ def _open(folder: Path) -> Prepared:
     if _fingerprint(arrays) != about.get("fingerprint"):
         raise _DamagedError("its SHA-256 is not what it was")
     train, validation, test = (torch.from_numpy(array) for array in arrays)
-    return Prepared(train, validation, test, columns, about["fingerprint"])
+    return Prepared(train, validation, test, columns, about["fingerprint"], about.get("facts", {}))
 
 
 def _write(folder: Path, source: Source, parts: Parts) -> None:
@@ -156,6 +173,7 @@ def _write(folder: Path, source: Source, parts: Parts) -> None:
         "sizes": [len(array) for array in arrays],
         "shape": list(parts.train.shape[1:]),
         "columns": list(parts.columns),
+        "facts": dict(parts.facts),
         "fingerprint": _fingerprint(arrays),
     }
     try:

@@ -35,6 +35,7 @@ ROWS_A_LEVEL = 5  # and so are those with fewer rows for each level than this
 WIDEST = 2**22  # integers that spread wider still are as good as real numbers
 SAMPLE = 50_000  # rows from which bounds, middles and spreads are found
 NATURAL_BOUNDS: tuple[Bounds, ...] = ((0.0, None), (0.0, 1.0), (0.0, 100.0), (-1.0, 1.0))
+FEW_VALUES = 12  # numbers with a point of which there are no more, each often, are categories
 LEAST_GAIN = 0.01  # nats a row by which a bound or a tail has to help before it is believed
 TAILS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
 
@@ -59,9 +60,9 @@ class _Facts:
     values: set[Any] = field(default_factory=set)
 
     def add(self, values: pl.Series) -> None:
+        if len(self.values) <= (MOST_CATEGORIES if self.categorical else FEW_VALUES):
+            self.values |= set(values.unique().to_list())
         if self.categorical:
-            if len(self.values) <= MOST_CATEGORIES:
-                self.values |= set(values.unique().to_list())
             return
         self.low, self.high = min(self.low, values.min()), max(self.high, values.max())  # type: ignore
         self.whole = self.whole and (values.dtype.is_integer() or bool((values == values.round()).all()))
@@ -189,7 +190,7 @@ def _schema(
             _check_weights(name, fact)
         elif (one := _only_value(fact)) is not None:
             constants.append(Constant(name=name, dtype=_dtype(fact), value=one))
-        elif fact.categorical:
+        elif fact.categorical or (_is_code(fact, rows) and name not in settings.bounds):
             columns[name] = _categorical(name, fact, rows, settings)
         else:
             columns[name] = _number(name, fact, sample[name].to_numpy(), rows, settings)
@@ -217,6 +218,9 @@ def _say_found(columns: Iterable[Column], settings: TableSettings, say: Say) -> 
         for column in columns
         if (column.low, column.high) != (None, None) and column.name not in settings.bounds
     ]
+    codes = [f"{c.name} ({c.levels} values)" for c in columns if c.categories and "Float" in c.dtype]
+    if codes:
+        say(f"Taken for categories: {', '.join(codes)}.")
     if bounds:
         say(f"Bounds found in the data: {', '.join(bounds)} (--bounds sets others).")
 
@@ -232,6 +236,11 @@ def _only_value(fact: _Facts) -> bool | int | float | str | None:
     if fact.low != fact.high:
         return None
     return int(fact.low) if fact.dtype.is_integer() else float(fact.low)
+
+
+def _is_code(fact: _Facts, rows: int) -> bool:
+    """Whether a column of fractions has so few values that it has no density: they stand for kinds."""
+    return not fact.whole and len(fact.values) <= min(FEW_VALUES, rows // ROWS_A_LEVEL)
 
 
 def _dtype(fact: _Facts) -> str:

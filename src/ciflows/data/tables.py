@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 __all__ = [
+    "GrowingTable",
     "Table",
     "TableLike",
     "as_frame",
     "check_output",
     "errors_of",
+    "is_large",
     "read_chunks",
     "read_table",
     "write_frame",
@@ -17,9 +19,10 @@ __all__ = [
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -41,7 +44,8 @@ IN_WORDS = {
 }
 
 
-CHUNK = 100_000
+CHUNK = 50_000
+LARGE = 2**26  # bytes: larger files are read piece by piece
 
 # A polars or pandas data frame, an array (rows, columns), a tensor, columns by name, or a file's path.
 TableLike = Any
@@ -80,9 +84,20 @@ def errors_of(where: Path | str) -> Iterator[None]:
 
 
 def read_chunks(path: Path, size: int = CHUNK) -> Iterator[pl.DataFrame]:
-    """All that a file holds, so many rows at a time."""
-    frame, _ = _read_frame(path, None)
-    yield from frame.iter_slices(size)
+    """All that a file holds, so many rows at a time; of a large file no more is in memory."""
+    if not is_large(path):
+        frame, _ = _read_frame(path, None)
+        yield from frame.iter_slices(size)
+        return
+    suffix = path.suffix.lower()
+    _check_input(path, suffix)
+    with _readable(suffix):
+        yield from _scan(path, suffix, size)
+
+
+def is_large(path: Path) -> bool:
+    """Whether a file is better not read whole."""
+    return path.is_file() and path.stat().st_size > LARGE and path.suffix.lower() != ".npz"
 
 
 def as_frame(data: TableLike) -> pl.DataFrame:
@@ -126,6 +141,43 @@ def write_frame(path: Path, frame: pl.DataFrame) -> None:
             frame.write_parquet(temporary)
 
 
+class GrowingTable:
+    """A new CSV or Parquet file, written piece by piece: there whole in the end, or not at all.
+
+    Arguments:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        check_output(path)
+        self.path, self.count = path, 0
+
+    def __enter__(self) -> GrowingTable:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.folder = TemporaryDirectory(dir=self.path.parent, prefix=f".{self.path.name}.")
+        return self
+
+    def add(self, columns: Mapping[str, Tensor]) -> None:
+        """Add columns (rows,) below what is there."""
+        import polars as pl
+
+        frame = pl.DataFrame({name: values.cpu().numpy() for name, values in columns.items()})
+        frame.write_parquet(Path(self.folder.name) / f"{self.count:09d}.parquet")
+        self.count += 1
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        import polars as pl
+
+        with self.folder:
+            if kind is None and self.count:
+                whole = pl.scan_parquet(sorted(Path(self.folder.name).glob("*.parquet")), glob=False)
+                with atomic_path(self.path) as temporary:
+                    if self.path.suffix.lower() == ".csv":
+                        whole.sink_csv(temporary)
+                    else:
+                        whole.sink_parquet(temporary)
+
+
 def check_output(path: Path, suffixes: Sequence[str] = WRITABLE) -> None:
     """Refuse a file that exists or that we cannot write, before any work is done."""
     if path.exists():
@@ -147,7 +199,7 @@ def _read_frame(path: Path, columns: Sequence[str] | None) -> tuple[pl.DataFrame
     content = path.read_bytes()
     if not content or content.isspace():
         raise UserError("the file is empty.")
-    try:
+    with _readable(suffix):
         if suffix == ".npy":
             return _read_npy(content), False
         if suffix == ".npz":
@@ -155,11 +207,50 @@ def _read_frame(path: Path, columns: Sequence[str] | None) -> tuple[pl.DataFrame
         if suffix in (".csv", ".tsv"):
             return _read_csv(content, "," if suffix == ".csv" else "\t", columns)
         return (pl.read_parquet if suffix == ".parquet" else pl.read_ipc)(content), True
+
+
+@contextmanager
+def _readable(suffix: str) -> Iterator[None]:
+    """Tell in words what a file that cannot be read has wrong with it."""
+    import polars as pl
+
+    try:
+        yield
     except UserError:
         raise
     except (Exception, pl.exceptions.PanicException) as error:
         known = (words for part, words in IN_WORDS.items() if part in str(error))
         raise UserError(f"{next(known, f'damaged, cut short or not a {suffix} file')}.") from error
+
+
+def _scan(path: Path, suffix: str, size: int) -> Iterator[pl.DataFrame]:
+    """The rows of a file, piece by piece."""
+    import polars as pl
+
+    if suffix == ".npy":
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        for start in range(0, len(array), size):
+            yield _array_frame(array[start : start + size])
+        return
+    if suffix in (".csv", ".tsv"):
+        separator = "," if suffix == ".csv" else "\t"
+        with path.open(encoding="utf-8-sig", newline="") as text:
+            named = _first_row(text, separator)[1]
+        frame = pl.scan_csv(
+            path, separator=separator, has_header=named, infer_schema_length=None, glob=False
+        )
+        if not named:
+            names = _own_names(len(frame.collect_schema()))
+            frame = frame.rename(dict(zip(frame.collect_schema().names(), names, strict=True)))
+    else:
+        frame = (pl.scan_parquet if suffix == ".parquet" else pl.scan_ipc)(path, glob=False)
+    yield from frame.collect_batches(chunk_size=size, maintain_order=True, lazy=True)
+
+
+def _first_row(text: Iterable[str], separator: str) -> tuple[list[str], bool]:
+    """The first row of a file of text that is not empty, and whether it names the columns."""
+    first = next((row for row in csv.reader(text, delimiter=separator) if row), [])
+    return first, not all(_is_number(name) for name in first if name)
 
 
 def _check_input(path: Path, suffix: str) -> None:
@@ -221,8 +312,7 @@ def _read_csv(
     import polars as pl
 
     text = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")
-    first = next((row for row in csv.reader(text, delimiter=separator) if row), [])
-    named = not all(_is_number(name) for name in first if name)
+    first, named = _first_row(text, separator)
     frame = pl.read_csv(content, separator=separator, has_header=named, infer_schema_length=None)
     twice = [name for name, n in Counter(first).items() if n > 1 and name in (columns or first)]
     if named and twice:
