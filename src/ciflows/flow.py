@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["Flow"]
 
+import itertools
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import cast
@@ -70,12 +71,11 @@ class Flow(Density):
 
     @property
     def device(self) -> torch.device:
-        return next(tensor.device for tensor in [*self.parameters(), *self.buffers()])
+        return next(tensor.device for tensor in self._tensors())
 
     @property
     def dtype(self) -> torch.dtype:
-        tensors = [*self.parameters(), *self.buffers()]
-        return next(tensor.dtype for tensor in tensors if tensor.is_floating_point())
+        return next(tensor.dtype for tensor in self._tensors() if tensor.is_floating_point())
 
     @torch.no_grad()
     def initialise(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> None:
@@ -245,6 +245,9 @@ class Flow(Density):
         if self.context_shape is not None and context is not None:
             check_shape(context, self.context_shape, "Flow, context")
 
+    def _tensors(self) -> Iterator[Tensor]:
+        return itertools.chain(self.parameters(), self.buffers())
+
     def _parts(self) -> list[Layer | Density]:
         return [*cast(Sequence[Layer], self.layers), self.base]
 
@@ -347,13 +350,15 @@ def _rows_at_once(shape: Shape, device: torch.device) -> int:
     if len(shape) == 3:
         return max(1, (2**20 if device.type == "cuda" else 2**16) // (shape[1] * shape[2]))
     size = 1 + torch.Size(shape).numel()
-    return max(1, 2**20 // size if device.type == "cuda" else min(2**11, 2**17 // size))
+    return max(1, 2**20 // size if device.type == "cuda" else min(3000, 2**17 // size))
 
 
 def _is_unsettled(part: nn.Module) -> bool:
     """Whether a part depends, in training mode, on the other rows of a batch or on units dropped."""
+    if not part.training:
+        return False
     batchwise = isinstance(part, BatchNorm1d | BatchNorm2d) or getattr(part, "batchwise", False)
-    return part.training and (batchwise or getattr(part, "dropout", 0.0) > 0)
+    return batchwise or getattr(part, "dropout", 0.0) > 0
 
 
 def _from_draw(noise: Noise, first: int) -> Noise:
