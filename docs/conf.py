@@ -27,7 +27,6 @@ html_theme = "furo"
 html_title = f"ciflows {version}"
 html_show_sphinx = html_show_copyright = False
 pygments_style = "tango"
-smartquotes = False  # --help is to stay --help
 highlight_language = "none"  # blocks that name no language are shell commands and formulas
 copybutton_prompt_text = "$ "
 copybutton_exclude = ".linenos, .gp, .go"
@@ -37,6 +36,7 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
+autodoc_type_aliases = {name: name for name in ("Array", "ArrayLike", "Shape", "TableLike")}
 python_use_unqualified_type_names = True
 autodoc_default_options = {"members": True, "show-inheritance": True}
 napoleon_use_ivar = True
@@ -84,11 +84,27 @@ def plain_docstrings(
     lines[:] = [*([""] if what == "property" else []), *as_rest(lines)]
 
 
+def plain_aliases(
+    app: Sphinx, what: str, name: str, obj: object, options: object, *signature: str | None
+) -> tuple[str | None, ...]:
+    """A signature and what is returned, with an alias by its name where it is a part of a union too."""
+    return tuple(text and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text) for text in signature)
+
+
 def skip_fields(
     app: Sphinx, what: str, name: str, obj: object, skip: bool, options: object
 ) -> bool | None:
     """Leave out a NamedTuple's fields, of which the class's docstring tells, and what is pydantic's."""
     return True if type(obj).__name__ == "_tuplegetter" or name == "model_config" else None
+
+
+def with_options_as_code(line: str) -> str:
+    """A line of Markdown with --options in backticks, where they are not in code already."""
+    if line.startswith(("    ", "$")):
+        return line
+    parts = line.split("`")
+    parts[::2] = [re.sub(r"--[a-z][a-z-]*", r"`\g<0>`", part) for part in parts[::2]]
+    return "`".join(parts)
 
 
 def write_commands(app: Sphinx) -> None:
@@ -97,10 +113,12 @@ def write_commands(app: Sphinx) -> None:
     done = subprocess.run([sys.executable, "-m", *words], check=True, capture_output=True, text=True)
     (HERE / "_build").mkdir(exist_ok=True)
     each = done.stdout.index("\n## ")  # what comes before is a list of the commands
-    (HERE / "_build" / "commands.md").write_text(done.stdout[each:], encoding="utf-8")
+    text = "\n".join(map(with_options_as_code, done.stdout[each:].splitlines()))
+    (HERE / "_build" / "commands.md").write_text(text, encoding="utf-8")
 
 
 def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", plain_docstrings, priority=400)  # before napoleon
+    app.connect("autodoc-process-signature", plain_aliases)
     app.connect("autodoc-skip-member", skip_fields)
     app.connect("builder-inited", write_commands)
