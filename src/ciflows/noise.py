@@ -34,6 +34,7 @@ class Noise:
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self.generator = generator
         self.data: Tensor | None = None
+        self.counts: dict[float, int] = {}
 
     @classmethod
     def seeded(cls, seed: int | None, device: torch.device | str = "cpu") -> Noise:
@@ -91,7 +92,12 @@ class Noise:
         return signs.reshape(*hashed.shape[:-1], *shape).expand(len(each), *x.shape)
 
     def geometric(self, p: float) -> int:
-        """A draw from P(n) = p (1 - p)^(n - 1) on n = 1, 2, ..."""
+        """A draw from P(n) = p (1 - p)^(n - 1) on n = 1, 2, ...; the one in `counts` where there is one.
+
+        Where all blocks of a flow share it, what a step computes is known before it begins.
+        """
+        if p in self.counts:
+            return self.counts[p]
         device = self.generator.device if self.generator is not None else "cpu"
         draw = torch.empty((), device=device).geometric_(p, generator=self.generator)
         return int(draw.item())

@@ -32,6 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ciflows import kernels
 from ciflows.layers import Shape
 
 SCALE = 1 / 1.1  # the largest slope of x σ(βx), for every β, is below 1.1
@@ -274,6 +275,7 @@ class LipschitzMLP(LipschitzNetwork):
         sizes = [features, *hidden, features]
         bound = kappa ** (1 / (len(sizes) - 1))
         self.features = features
+        self.sizes = sizes
         self.linears = nn.ModuleList(
             SpectralLinear(before, after, bound) for before, after in itertools.pairwise(sizes)
         )
@@ -288,6 +290,10 @@ class LipschitzMLP(LipschitzNetwork):
         self, x: Tensor, directions: Tensor | None = None, context: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """g(x) (*, features) and J directions (k, *, features), for directions of that same shape."""
+        tangents = 0 if directions is None else len(directions)
+        fixed = directions is None or not directions.requires_grad
+        if context is None and fixed and kernels.fits(x, self.sizes, tangents):
+            return self._fused(x, directions)
         stack = x[None] if directions is None else torch.cat([x[None], directions])
         bias = x.new_zeros(self.features)
         for index, (linear, beta) in enumerate(
@@ -300,3 +306,15 @@ class LipschitzMLP(LipschitzNetwork):
                 assert context is not None
                 stack = torch.cat([stack[:1] + self.context(context), stack[1:]])
         return stack[0] + bias, stack[1:]
+
+    def _fused(self, x: Tensor, directions: Tensor | None) -> tuple[Tensor, Tensor]:
+        from ciflows.kernels.chain import chain
+
+        first, *between, last = (part for part in self.linears if isinstance(part, SpectralLinear))
+        weight = torch.stack([part.weight for part in between])
+        u, v = (torch.stack([getattr(part, name) for part in between]) for name in ("u", "v"))
+        norms = (u[:, :, None] * weight * v[:, None, :]).sum((1, 2), keepdim=True)
+        middle = weight * (first.bound / norms.clamp(min=first.bound))
+        biases = [part.bias for part in (first, *between, last)]
+        beta = F.softplus(self.beta)
+        return chain(x, directions, first.scaled_weight(), middle, last.scaled_weight(), biases, beta)

@@ -7,7 +7,10 @@ __all__ = ["MLP"]
 import itertools
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor, nn
+
+from ciflows import kernels
 
 
 class MLP(nn.Sequential):
@@ -43,8 +46,20 @@ class MLP(nn.Sequential):
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
         super().__init__(*modules, last)
+        self.sizes = [*sizes, out_features]
+        self.fusible = len(hidden) > 1 and isinstance(modules[-1], nn.Tanh)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.fusible and kernels.fits(x, self.sizes):
+            return self._fused(x)
         for module in self:  # spelt out: torch does not compile the forward of its own containers
             x = module(x)
         return x
+
+    def _fused(self, x: Tensor) -> Tensor:
+        from ciflows.kernels.chain import chain
+
+        first, *between, last = (part for part in self if isinstance(part, nn.Linear))
+        biases = [part.bias for part in (first, *between, last)]
+        middle = torch.stack([part.weight for part in between])
+        return chain(x, None, first.weight, middle, last.weight, biases, beta=None)[0]

@@ -24,7 +24,8 @@ class ResNet(nn.Module):
 
     A 3×3 convolution, residual blocks of two, batch norm, a 1×1 convolution, and w ⊙ tanh(·) + b with
     one w and b a channel, so that log-scales are bounded. Batch norm takes a batch's own statistics in
-    training mode alone: in evaluation mode rows do not depend on each other.
+    training mode alone: in evaluation mode rows do not depend on each other. Where `mixed` is set,
+    training mode computes all but the last line in bfloat16.
 
     Ten couplings of such networks, each followed by a batch norm (with parameters in plain flows alone),
     have exactly as many parameters as in the authors' code: 5,932,116 (8 blocks) and, with indices,
@@ -57,6 +58,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         self.activation = activation
+        self.mixed = False
         self.first = _convolution(in_channels, hidden)
         self.blocks = nn.ModuleList(_Block(hidden, activation) for _ in range(blocks))
         self.norm = nn.BatchNorm2d(hidden)
@@ -71,11 +73,16 @@ class ResNet(nn.Module):
         return fold(self._rows, x)
 
     def _rows(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        for block in self.blocks:
-            h = block(h)
-        h = self.last(self.activation(self.norm(h)))
-        return self.scale * torch.tanh(h) + self.shift
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.mixed and self.training):
+            h = self.first(x)
+            if (
+                x.is_cuda
+            ):  # there convolutions are fastest where the channels of a pixel lie side by side
+                h = h.contiguous(memory_format=torch.channels_last)
+            for block in self.blocks:
+                h = block(h)
+            h = self.last(self.activation(self.norm(h)))
+        return self.scale * torch.tanh(h.to(x.dtype)) + self.shift
 
 
 class _Block(nn.Module):

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from ciflows.bijections import Residual, Roulette
 from ciflows.bijections.log_det import ELIMINATION_LIMIT
 from ciflows.densities import Density
 from ciflows.flow import Flow
 from ciflows.layers import Layer
-from ciflows.networks import update_norms
+from ciflows.networks import ResNet, update_norms
 from ciflows.noise import Noise
 from ciflows.objectives import Objective
 from ciflows.precision import float32_products
@@ -42,7 +43,11 @@ class Step:
         self.clip = settings.clip
         self.power_iterations = settings.power_iterations
         self.decay = settings.average
-        self.exact_products = settings.precision != "tf32"
+        self.exact_products = settings.precision in ("float32", "float64")
+        self.rates = _roulette_rates(flow)
+        for part in flow.modules():
+            if isinstance(part, ResNet):
+                part.mixed = settings.precision == "mixed"
         self.parameters = [p for p in flow.parameters() if p.requires_grad]
         rate = torch.tensor(settings.learning_rate, device=flow.device)
         self.optimizer = torch.optim.AdamW(
@@ -75,6 +80,16 @@ class Step:
 
     def __call__(self, batch: Tensor) -> Tensor:
         """Take the step; the loss (), or NaN where the loss or the gradient is not finite."""
+        self._spin()
+        return self._take(batch)
+
+    def _spin(self) -> tuple[int, ...]:
+        """Draw how many terms a series that ends at random has in this step: as many in all blocks."""
+        self.noise.counts.clear()
+        self.noise.counts.update({p: self.noise.geometric(p) for p in self.rates})
+        return tuple(self.noise.counts.values())
+
+    def _take(self, batch: Tensor) -> Tensor:
         with float32_products(self.exact_products):
             loss = self._loss(batch)
             self.optimizer.zero_grad()
@@ -110,6 +125,8 @@ class Step:
 class CapturedStep(Step):
     """The same step, recorded once as a CUDA graph and replayed: its kernels run without Python.
 
+    Where series end at random there is one graph for each number of terms, recorded at its first use.
+
     Arguments:
         batch: A batch of the shape that every step will have.
     """
@@ -117,35 +134,43 @@ class CapturedStep(Step):
     def __init__(self, flow: Flow, settings: TrainingSettings, noise: Noise, batch: Tensor) -> None:
         super().__init__(flow, settings, noise)
         self.batch = batch.clone()
-        self.graph = torch.cuda.CUDAGraph()
-        if noise.generator is not None:
-            self.graph.register_generator_state(noise.generator)
-        self._record()
+        self.pool = torch.cuda.graph_pool_handle()
+        self.graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        with noise.rewound():
+            self._record(self._spin())
 
-    def _record(self) -> None:
+    def _record(self, terms: tuple[int, ...]) -> None:
         """Record the step; the warm-ups that capture needs leave no trace, even where it fails."""
         changed = [*self.flow.parameters(), *self.flow.buffers(), *self.state().values()]
         tensors = [tensor.detach() for tensor in changed]
         kept = [tensor.clone() for tensor in tensors]
+        graph = torch.cuda.CUDAGraph()
+        if self.noise.generator is not None:
+            graph.register_generator_state(self.noise.generator)
         try:
             with self.noise.rewound(), _capturable_linalg(self.flow), self._compiled():
                 side = torch.cuda.Stream()
                 side.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(side):
                     for _ in range(WARM_UPS):
-                        super().__call__(self.batch)
+                        self._take(self.batch)
                 torch.cuda.current_stream().wait_stream(side)
-                with torch.cuda.graph(self.graph):
-                    self.loss = super().__call__(self.batch)
+                with torch.cuda.graph(graph, pool=self.pool):
+                    loss = self._take(self.batch)
         finally:
             torch._foreach_copy_(tensors, kept)
+        self.graphs[terms] = graph, loss
 
     @contextmanager
     def _compiled(self) -> Iterator[None]:
         """Compile the layers that can be, for a while; not where that would change the gradient.
 
-        (A compiler's mistakes are silent: some releases of torch get that of zuko's splines wrong.)
+        The large convolutions of images gain little, and would take minutes to compile. (A compiler's
+        mistakes are silent: some releases of torch get that of zuko's splines wrong.)
         """
+        if len(self.flow.shape) > 1:
+            yield
+            return
         parts = [part for part in self.flow.modules() if isinstance(part, Layer | Density)]
         pure = [(part, name) for part in parts for name in part.pure]
         plain = self._gradient()
@@ -172,8 +197,12 @@ class CapturedStep(Step):
 
     def __call__(self, batch: Tensor) -> Tensor:
         self.batch.copy_(batch)
-        self.graph.replay()
-        return self.loss.clone()
+        terms = self._spin()
+        if terms not in self.graphs:
+            self._record(terms)
+        graph, loss = self.graphs[terms]
+        graph.replay()
+        return loss.clone()
 
 
 @contextmanager
@@ -194,6 +223,13 @@ def _restore(pure: Sequence[tuple[nn.Module, str]]) -> None:
     """Uncover the methods that compiled ones were put over."""
     for part, name in pure:
         part.__dict__.pop(name, None)
+
+
+def _roulette_rates(flow: Flow) -> list[float]:
+    """The p of all blocks whose series end at random in training."""
+    blocks = [part for part in flow.modules() if isinstance(part, Residual)]
+    in_training = [block.training_log_det for block in blocks]
+    return sorted({each.p for each in in_training if isinstance(each, Roulette) and each.p < 1})
 
 
 def make_step(flow: Flow, settings: TrainingSettings, noise: Noise, batch: Tensor) -> Step:
