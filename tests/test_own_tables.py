@@ -179,6 +179,8 @@ def test_another_table_is_checked_against_the_schema() -> None:
             r"in training and are not now: kids \(String\)",
         ),
         (frame.with_columns(share=pl.lit(None, pl.Float64)), rf"in share \({ROWS}\)"),
+        (frame.with_columns(kids=pl.lit(1.5)), "kids had whole numbers in training, and now has 1.5"),
+        (frame.with_columns(visits=pl.lit(0.1)), "visits had whole numbers in training"),
     ):
         with pytest.raises(UserError, match=words):
             schema.encode(bad)

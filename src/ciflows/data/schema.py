@@ -106,6 +106,8 @@ class Column(Settings):
         if self.categories is not None:
             return self._levels(values)
         numbers = values.to_physical().cast(_float64()).to_numpy()
+        if self.levels is not None or self.dequantised:
+            self._check_whole(numbers)
         codes = (numbers - self.offset) / self.scale
         if self.levels is not None:
             bottom = -np.inf if self.low is not None else 0
@@ -134,6 +136,14 @@ class Column(Settings):
         if self.categories is not None:
             return np.eye(len(self.categories), dtype=np.float32)[codes.astype(int)]
         return np.arcsinh(codes)[:, None]
+
+    def _check_whole(self, numbers: Array) -> None:
+        broken = numbers[numbers != numbers.round()]
+        if len(broken):
+            raise UserError(
+                f"{self.name} had whole numbers in training, and now has {broken[0]:g}: give it to the "
+                "training too, or round it."
+            )
 
     def _levels(self, values: pl.Series) -> Array:
         import polars as pl
