@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,9 +14,12 @@ from ciflows import Flow, Indexed, build_model
 from ciflows.bijections import Exact, Residual, Roulette
 from ciflows.bijections.log_det import ELIMINATION_LIMIT
 from ciflows.errors import InversionError
-from ciflows.networks import LipschitzMLP, converge_norms, update_norms
+from ciflows.networks import LipschitzMLP, chain, converge_norms, update_norms
+from ciflows.networks.chain import silu_chain
 from ciflows.networks.lipschitz import LipSwish, SpectralLinear
 from ciflows.noise import Noise
+from ciflows.training import TrainingSettings
+from ciflows.training.step import make_step
 from constructors import build, generic, residual
 
 KAPPA = 0.9
@@ -91,6 +96,55 @@ def test_lipswish_has_the_gradient_it_claims(tangents: int) -> None:
     bias = torch.randn(3).double().requires_grad_()
     beta = torch.tensor(0.8).double().requires_grad_()
     assert torch.autograd.gradcheck(LipSwish.apply, (stack, bias, beta))
+
+
+@pytest.mark.parametrize("tangents", [0, 1, 3])
+@pytest.mark.parametrize("shared", [True, False])
+def test_chain_has_the_gradient_it_claims(
+    tangents: int, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chain, "BLOCK", 2 * (1 + tangents))  # two rows a block: three blocks
+    sizes, rows = [2, 4, 4, 2], 5
+    stack = torch.randn(1 + tangents, rows, sizes[0]).double().requires_grad_()
+    weights = [torch.randn(out, into).double() for into, out in itertools.pairwise(sizes)]
+    shifts = [torch.randn(*[rows] * (not shared), out).double() for out in sizes[1:]]
+    maps = [part.requires_grad_() for part in (*weights, *shifts)]
+    assert torch.autograd.gradcheck(lambda x, *maps: silu_chain(x, maps[:3], maps[3:]), (stack, *maps))
+    with torch.no_grad():  # where layers may overwrite each other's values
+        before = stack.clone()
+        alone = silu_chain(stack, weights, shifts)
+        assert torch.equal(stack, before)
+    assert_close(alone, silu_chain(stack, weights, shifts))
+
+
+@pytest.mark.parametrize("context_features", [0, 3])
+@pytest.mark.parametrize("features", [1, 2, 20])
+def test_chain_and_plain_layers_agree(features: int, context_features: int) -> None:
+    network = generic(LipschitzMLP(features, [16, 16], KAPPA, context_features))
+    x = torch.randn(4, 5, features).double().requires_grad_()
+    context = torch.randn(5, context_features).double().requires_grad_() if context_features else None
+    stack = torch.cat([x[None], torch.randn(3, 4, 5, features).double()])
+    wanted = [x, *([] if context is None else [context]), *network.parameters()]
+    weights = torch.randn_like(stack)
+    found = []
+    for path in (network._chain, network._plain):
+        result = torch.cat([path(stack, context)[0][None], path(stack, context)[1]])
+        found.append([result, *torch.autograd.grad((weights * result).sum(), wanted)])
+    for fast, plain in zip(*found, strict=True):
+        assert_close(fast, plain, rtol=1e-10, atol=1e-12)
+
+
+def test_chain_and_plain_layers_train_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained() -> list[Tensor]:
+        flow = build_model("cif-resflow", features=2, layers=2, hidden=[16, 16]).double()
+        step = make_step(flow.train(), TrainingSettings(), Noise.seeded(0), torch.empty(0))
+        batch = torch.randn(50, 2, generator=torch.Generator().manual_seed(0)).double()
+        return [*(step(batch) for _ in range(5)), *flow.parameters()]
+
+    fast = trained()
+    monkeypatch.setattr(LipschitzMLP, "_chain", LipschitzMLP._plain)
+    for one, other in zip(fast, trained(), strict=True):
+        assert_close(one, other, rtol=1e-7, atol=1e-9)
 
 
 def test_roulette_is_unbiased_in_value_and_gradient_for_weighted_rows() -> None:

@@ -26,14 +26,16 @@ import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ciflows import kernels
 from ciflows.layers import Shape
+from ciflows.networks.chain import silu_chain
 
 SCALE = 1 / 1.1  # the largest slope of x σ(βx), for every β, is below 1.1
 MAX_POWER_ITERATIONS = 1000
@@ -153,11 +155,45 @@ class SpectralLinear(Spectral):
 
     @staticmethod
     def product(weight: Tensor, v: Tensor) -> Tensor:
-        return (weight @ v[..., None]).squeeze(-1)
+        return (v[:, None] @ weight.mT).squeeze(1)  # as rows: on a CPU columns take eight times as long
 
     @staticmethod
     def adjoint(weight: Tensor, u: Tensor) -> Tensor:
-        return (weight.mT @ u[..., None]).squeeze(-1)
+        return (u[:, None] @ weight).squeeze(1)
+
+
+class ScaledWeights(torch.autograd.Function):
+    """f W / max(1, σ / bound) with σ = ⟨u, Wv⟩ for several weights W, in few operations both ways.
+
+    Takes the factors f (n,), the bound, and W, u and v of each map in turn; gives as many weights.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, factors: Tensor, bound: float, *parts: Tensor) -> tuple[Tensor, ...]:
+        maps = [parts[start : start + 3] for start in range(0, len(parts), 3)]
+        norms = torch.stack([torch.dot(u, torch.mv(weight, v)) for weight, u, v in maps])
+        ctx.bound = bound
+        ctx.save_for_backward(factors, norms, *parts)
+        scales = factors * (bound / norms.clamp(min=bound))
+        return tuple(weight * scale for (weight, _, _), scale in zip(maps, scales, strict=True))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        factors, norms, *parts = ctx.saved_tensors
+        shares = ctx.bound / norms.clamp(min=ctx.bound)
+        dots = torch.stack(
+            [
+                torch.dot(g.flatten(), weight.flatten())
+                for g, weight in zip(grads, parts[::3], strict=True)
+            ]
+        )
+        scales = factors * shares
+        by_norms = torch.where(norms > ctx.bound, -dots * scales / norms, 0.0)
+        numbers = zip(grads, parts[1::3], parts[2::3], scales.tolist(), by_norms.tolist(), strict=True)
+        by_weights = [torch.addr(g, u, v, beta=beta, alpha=alpha) for g, u, v, beta, alpha in numbers]
+        by_parts = itertools.chain(*((by_weight, None, None) for by_weight in by_weights))
+        return dots * shares, None, *by_parts
 
 
 @torch.no_grad()
@@ -295,10 +331,13 @@ class LipschitzMLP(LipschitzNetwork):
         if context is None and fixed and kernels.fits(x, self.sizes, tangents):
             return self._fused(x, directions)
         stack = x[None] if directions is None else torch.cat([x[None], directions])
-        bias = x.new_zeros(self.features)
-        for index, (linear, beta) in enumerate(
-            zip(self.linears, F.softplus(self.beta).unbind(), strict=True)
-        ):
+        return self._chain(stack, context) if stack.is_cpu else self._plain(stack, context)
+
+    def _plain(self, stack: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Layer by layer, in operations that torch differentiates and compiles."""
+        bias = stack.new_zeros(self.features)
+        betas = F.softplus(self.beta).unbind()
+        for index, (linear, beta) in enumerate(zip(self.linears, betas, strict=True)):
             assert isinstance(linear, SpectralLinear)
             stack = LipSwish.apply(stack, bias, beta) @ linear.scaled_weight().mT
             bias = linear.bias
@@ -318,3 +357,19 @@ class LipschitzMLP(LipschitzNetwork):
         biases = [part.bias for part in (first, *between, last)]
         beta = F.softplus(self.beta)
         return chain(x, directions, first.scaled_weight(), middle, last.scaled_weight(), biases, beta)
+
+    def _chain(self, stack: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        """All layers at once. In y = βh activations have no parameters: a(h) = y σ(y) / (1.1 β)."""
+        beta = F.softplus(self.beta)
+        after = torch.cat([beta[1:], beta.new_ones(1)])
+        linears = cast(Sequence[SpectralLinear], self.linears)
+        parts = [(map_.weight, map_.u, map_.v) for map_ in linears]
+        weights = ScaledWeights.apply(SCALE * after / beta, linears[0].bound, *itertools.chain(*parts))
+        shifts = [map_.bias * factor for map_, factor in zip(linears, after.unbind(), strict=True)]
+        if self.context is not None:
+            assert context is not None
+            shift = shifts[0] + after[0] * self.context(context)
+            shifts[0] = shift.expand(*stack.shape[1:-1], -1).reshape(-1, shift.shape[-1])
+        rows = (beta[0] * stack).reshape(len(stack), -1, self.features)
+        stack = silu_chain(rows, weights, shifts).reshape(stack.shape)
+        return stack[0], stack[1:]
