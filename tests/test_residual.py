@@ -14,7 +14,7 @@ from ciflows import Flow, Indexed, build_model
 from ciflows.bijections import Exact, Residual, Roulette
 from ciflows.bijections.log_det import ELIMINATION_LIMIT
 from ciflows.errors import InversionError
-from ciflows.networks import LipschitzMLP, chain, converge_norms, update_norms
+from ciflows.networks import MLP, LipschitzMLP, chain, converge_norms, update_norms
 from ciflows.networks.chain import silu_chain
 from ciflows.networks.lipschitz import LipSwish, SpectralLinear
 from ciflows.noise import Noise
@@ -115,6 +115,20 @@ def test_chain_has_the_gradient_it_claims(
         alone = silu_chain(stack, weights, shifts)
         assert torch.equal(stack, before)
     assert_close(alone, silu_chain(stack, weights, shifts))
+
+
+@pytest.mark.parametrize("hidden", [[], [4], [4, 3]])
+def test_a_network_s_chain_agrees_with_its_layers(hidden: list[int]) -> None:
+    network = MLP(2, 3, hidden).double()
+    x = torch.randn(4, 5, 2).double().requires_grad_()
+    weights = torch.randn(4, 5, 3).double()
+    found = []
+    for path in (network._chain, network._plain):
+        y = path(x)
+        found.append([y, *torch.autograd.grad((weights * y).sum(), [x, *network.parameters()])])
+    for fast, plain in zip(*found, strict=True):
+        assert_close(fast, plain, rtol=1e-12, atol=1e-14)
+    assert torch.equal(network(x), network._chain(x))
 
 
 @pytest.mark.parametrize("context_features", [0, 3])

@@ -154,15 +154,14 @@ class Growth:
 
 
 GROWTH = [
-    Growth("layers", (2, 5, 10, 20, 40), "step"),
+    Growth("layers", (2, 5, 10, 20), "step"),
     Growth("features", (2, 4, 8, 16, 32), "step"),
     Growth("batch", (100, 300, 1000, 3000), "step"),
-    Growth("draws", (1, 3, 10, 30, 100), "log_prob"),
+    Growth("draws", (1, 3, 10, 30), "log_prob"),
 ]
 GROWING = {
     "cif-resflow": {"layers": 10, "index_features": 1, **_SMALL},
     "cif-maf": {"layers": 10, "hidden": [128, 128], "index_features": 1},
-    "cif-nsf": {"layers": 10, "hidden": [128, 128], "index_features": 1},
 }
 
 

@@ -1,13 +1,14 @@
-"""Values and tangents through a chain of activations and linear maps, for a CPU.
+"""Chains of activations and linear maps, for a CPU.
 
-There such a chain is bound by its matrix products, as long as nothing else takes time. So a value and
-its tangents go through one product a layer, in blocks of rows that stay in a core's cache; what is done
-to each number is done in place, in few passes; and the backward pass is written out.
+There such a chain is bound by its matrix products, as long as nothing else takes time. So what is done
+to each number is done in place, in few passes; products have the layout that is quickest for their
+shapes; and the backward pass is written out. Where tangents are carried along with a value, all go
+through one product a layer, in blocks of rows that stay in a core's cache.
 """
 
 from __future__ import annotations
 
-__all__ = ["silu_chain"]
+__all__ = ["silu_chain", "tanh_chain"]
 
 import math
 from collections.abc import Iterator, Sequence
@@ -74,7 +75,7 @@ class _SiluChain(torch.autograd.Function):
                 stack, weight = kept[start + index], maps[index]
                 active, s, slope = _activate(stack, buffers[0])
                 by_shifts[index] += part[0].sum_to_size(by_shifts[index].shape)
-                _add_outer(by_maps[index], part, active)
+                _add_outer(by_maps[index], part.flatten(0, 1), active.flatten(0, 1))
                 if index == 0 and not ctx.needs_input_grad[0]:
                     break
                 part = _product(part, weight, buffers[1 + index % 2])
@@ -113,23 +114,26 @@ def _activate(stack: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     s = torch.sigmoid(stack[0])
     value = torch.mul(stack[0], s, out=active[0])
     slope = torch.addcmul(value, value, s, value=-1).add_(s)
-    torch.mul(stack[1:], slope, out=active[1:])
+    if len(stack) > 1:
+        torch.mul(stack[1:], slope, out=active[1:])
     return active, s, slope
 
 
 def _product(stack: Tensor, matrix: Tensor, buffer: Tensor | None = None) -> Tensor:
     """All rows of a stack (1 + k, rows, in) times a matrix (in, out)."""
-    if matrix.shape[1] < matrix.shape[0]:  # a narrow one is many times quicker by columns
-        matrix = matrix.mT.contiguous().mT
     shape = (*stack.shape[:2], matrix.shape[1])
     result = stack.new_empty(shape) if buffer is None else _view(buffer, shape)
-    torch.mm(stack.flatten(0, 1), matrix, out=result.flatten(0, 1))
+    torch.mm(stack.flatten(0, 1), _by_columns(matrix), out=result.flatten(0, 1))
     return result
 
 
-def _add_outer(total: Tensor, grad: Tensor, active: Tensor) -> None:
-    """Add gradᵀ active, summed over all rows; a narrow one is many times quicker transposed."""
-    rows, inputs = grad.flatten(0, 1), active.flatten(0, 1)
+def _by_columns(matrix: Tensor) -> Tensor:
+    """The same matrix; a narrow one by columns, which makes its products several times quicker."""
+    return matrix.mT.contiguous().mT if matrix.shape[1] < matrix.shape[0] else matrix
+
+
+def _add_outer(total: Tensor, rows: Tensor, inputs: Tensor) -> None:
+    """Add rowsᵀ inputs (out, in); that of narrow inputs is several times quicker transposed."""
     if inputs.shape[1] < rows.shape[1]:
         total += (inputs.mT @ rows).mT
     else:
@@ -142,3 +146,40 @@ def _dot(first: Tensor, second: Tensor) -> Tensor:
     for one, other in zip(first[1:], second[1:], strict=True):
         total.addcmul_(one, other)
     return total
+
+
+def tanh_chain(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
+    """h ← W h + b for each weight and bias, with a tanh between: (rows, in) -> (rows, out)."""
+    return _TanhChain.apply(x, *weights, *biases)
+
+
+class _TanhChain(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *maps: Tensor) -> Tensor:
+        layers = len(maps) // 2
+        inputs = [x]
+        for weight, bias in zip(maps[: layers - 1], maps[layers:-1], strict=True):
+            h = torch.addmm(bias, inputs[-1], weight.mT)
+            inputs.append(
+                h.mul_(2).sigmoid_().mul_(2).sub_(1)
+            )  # torch's own tanh takes four times as long
+        ctx.save_for_backward(*maps[:layers], *inputs)
+        return torch.addmm(maps[-1], inputs[-1], maps[layers - 1].mT)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), layers = grads, len(ctx.needs_input_grad) // 2
+        weights, inputs = ctx.saved_tensors[:layers], ctx.saved_tensors[layers:]
+        by_weights = [torch.zeros_like(weight) for weight in weights]
+        by_biases: list[Tensor] = []
+        for index in reversed(range(layers)):
+            by_biases.insert(0, grad.sum(0))
+            _add_outer(by_weights[index], grad, inputs[index])
+            if index == 0 and not ctx.needs_input_grad[0]:
+                return None, *by_weights, *by_biases
+            grad = grad @ _by_columns(weights[index])
+            if index:
+                y = inputs[index]
+                grad.addcmul_(grad * y, y, value=-1)
+        return grad, *by_weights, *by_biases

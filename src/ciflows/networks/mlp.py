@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["MLP", "Tanh"]
+__all__ = ["MLP"]
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ciflows import kernels
-
-
-class Tanh(nn.Tanh):
-    """tanh x = 2 σ(2x) - 1, which on a CPU takes a quarter of the time that torch's own takes."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _Tanh.apply(x) if x.is_cpu else torch.tanh(x)
-
-
-class _Tanh(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = torch.sigmoid(2 * x).mul_(2).sub_(1)
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (grad,), (y,) = grads, ctx.saved_tensors
-        return torch.addcmul(grad, grad * y, y, value=-1)
+from ciflows.networks.chain import tanh_chain
 
 
 class MLP(nn.Sequential):
@@ -55,7 +35,7 @@ class MLP(nn.Sequential):
         in_features: int,
         out_features: int,
         hidden: Sequence[int] = (32, 32),
-        activation: Callable[[], nn.Module] = Tanh,
+        activation: Callable[[], nn.Module] = nn.Tanh,
         zero_last: bool = False,
     ) -> None:
         sizes = [in_features, *hidden]
@@ -68,11 +48,24 @@ class MLP(nn.Sequential):
             nn.init.zeros_(last.bias)
         super().__init__(*modules, last)
         self.sizes = [*sizes, out_features]
-        self.fusible = len(hidden) > 1 and isinstance(modules[-1], nn.Tanh)
+        self.smooth = all(isinstance(part, nn.Tanh) for part in modules[1::2])
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.fusible and kernels.fits(x, self.sizes):
+        if self.smooth and x.is_cpu:
+            return self._chain(x)
+        if self.smooth and kernels.fits(x, self.sizes):
             return self._fused(x)
+        return self._plain(x)
+
+    def _chain(self, x: Tensor) -> Tensor:
+        """All layers at once, on a CPU."""
+        maps = [part for part in self if isinstance(part, nn.Linear)]
+        weights, biases = [part.weight for part in maps], [part.bias for part in maps]
+        y = tanh_chain(x.reshape(-1, x.shape[-1]), weights, biases)
+        return y.reshape(*x.shape[:-1], y.shape[-1])
+
+    def _plain(self, x: Tensor) -> Tensor:
+        """Layer by layer, in operations that torch differentiates and compiles."""
         for module in self:  # spelt out: torch does not compile the forward of its own containers
             x = module(x)
         return x
