@@ -99,6 +99,20 @@ def test_outputs_are_bounded_and_may_start_at_zero() -> None:
     assert not ResNet(2, 3, hidden=4, zero_last=True)(x.float()).any()
 
 
+def test_mixed_precision_is_for_training_alone() -> None:
+    torch.manual_seed(0)
+    network, x = ResNet(1, 2, hidden=8, blocks=1), torch.randn(6, 1, 4, 4)
+    results = {}
+    for network.mixed in (False, True):
+        results[network.mixed] = network.train()(x)
+    assert results[True].dtype == torch.float32
+    assert 0 < (results[True] - results[False]).abs().max() < 0.05
+    network.eval()
+    for network.mixed in (False, True):
+        results[network.mixed] = network(x)
+    assert torch.equal(results[True], results[False])
+
+
 def test_a_network_that_was_trained_can_be_copied() -> None:
     network, x = ResNet(1, 2, hidden=4, blocks=1).train(), torch.randn(6, 1, 4, 4)
     network(x).sum().backward()

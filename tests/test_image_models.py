@@ -20,12 +20,12 @@ from ciflows.bijections import BatchNorm, Residual, Series
 from ciflows.config import resolve
 from ciflows.data import Dataset
 from ciflows.dequantise import Dequantise
+from ciflows.diagnostics import reconstruction_error
 from ciflows.errors import UserError
 from ciflows.flow import _rows_at_once
 from ciflows.images import image_grid, png
 from ciflows.models import MODELS
 from ciflows.noise import Noise
-from ciflows.report.images import reconstruction_error
 from ciflows.run import build_flow, evaluate, fit, resume
 from ciflows.training import TrainingSettings, fit_flow
 from ciflows.training.loop import _Training
@@ -376,7 +376,8 @@ def test_settings_that_suit_images_are_their_defaults(command: Callable[..., str
 def test_progress_tells_images_a_second(tmp_path: Path) -> None:
     from rich.console import Console
 
-    monitor = ImageMonitor(tmp_path, Console(quiet=True), "x", small("realnvp-image").train(), 40, 256)
+    flow = small("realnvp-image").train()
+    monitor = ImageMonitor(tmp_path, Console(quiet=True), "x", flow, stripes(3), 40, 256)
     monitor.begin(0, 100, 0.0)
 
     def rate() -> str:
@@ -396,6 +397,12 @@ def test_progress_tells_images_a_second(tmp_path: Path) -> None:
     monitor.end()
     assert [path.name for path in (tmp_path / "samples").iterdir()] == ["step-000080.png"]
     assert monitor.flow.training
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    (error,) = events.Scalars("reconstruction error, in levels of a pixel")
+    assert error.step == 80
+    assert 0 < error.value < 0.1
 
 
 # -- samples ----------------------------------------------------------------------------------------

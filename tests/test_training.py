@@ -374,6 +374,52 @@ def test_captured_step_equals_the_plain_one(
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_captured_step_equals_the_plain_one_where_series_end_at_random(
+    data: tuple[Tensor, Tensor],
+) -> None:
+    from ciflows.noise import Noise
+    from ciflows.training.step import CapturedStep, Step
+
+    settings = QUICK.model_copy(update={"objective": "elbo"})
+    batch = data[0][:100].cuda()
+    losses = []
+    for kind in (Step, CapturedStep):
+        flow = small(log_det="roulette").cuda().train()
+        noise = Noise(torch.Generator("cuda").manual_seed(0))
+        step = kind(flow, settings, noise, *([batch] if kind is CapturedStep else []))
+        losses.append([step(batch).item() for _ in range(10)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert isinstance(step, CapturedStep)
+    assert len(step.graphs) > 1
+
+
+def test_blocks_of_a_step_share_how_many_terms_there_are(
+    data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ciflows.noise import Noise
+    from ciflows.training.step import Step
+
+    asked: list[int] = []
+    geometric = Noise.geometric
+
+    def listen(self: Noise, p: float) -> int:
+        asked.append(geometric(self, p))
+        return asked[-1]
+
+    monkeypatch.setattr(Noise, "geometric", listen)
+    flow = small(log_det="roulette").train()
+    step = Step(flow, QUICK.model_copy(update={"objective": "elbo"}), Noise.seeded(0))
+    shared = []
+    for _ in range(20):
+        asked.clear()
+        step(data[0][:10])
+        assert len(asked) > 2
+        assert len(set(asked)) == 1
+        shared.append(asked[0])
+    assert len(set(shared)) > 1
+
+
 def test_training_that_comes_to_nothing_says_so(
     data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:

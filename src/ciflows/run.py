@@ -64,6 +64,7 @@ T = TypeVar("T")
 FORMAT = 1
 KEPT = "data.parquet"
 LOG_DET_POINTS = 100
+ROUND_TRIPS = 16
 
 
 @dataclass(frozen=True)
@@ -405,8 +406,8 @@ def _monitor(
     if not dataset.images:
         return RunMonitor(folder, console, config.model, hear)
     batch_size = min(config.training.batch_size, len(dataset.train))
-    levels = config.architecture["levels"]
-    return ImageMonitor(folder, console, config.model, flow, batch_size, levels, hear)
+    levels, images = config.architecture["levels"], dataset.validation[:ROUND_TRIPS]
+    return ImageMonitor(folder, console, config.model, flow, images, batch_size, levels, hear)
 
 
 def _empty_flow(config: RunConfig, shape: Shape, context_features: int = 0) -> Flow:

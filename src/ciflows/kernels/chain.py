@@ -367,7 +367,7 @@ def _sum(parts: Tensor) -> Tensor:
 
 
 def _sizes(first: Tensor, last: Tensor) -> dict[str, int]:
-    """Half the hidden units, the inputs and outputs padded to what products take, and a program's rows."""
+    """Half the hidden units, inputs and outputs padded to what products take, and a program's rows."""
     inputs, outputs = (max(16, triton.next_power_of_2(size)) for size in (first.shape[1], len(last)))
     return {"B": len(first) // 2, "P": inputs, "Q": outputs, "R": ROWS}
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ["GRID_IMAGES", "image_pictures", "reconstruction_error", "reconstructions"]
+__all__ = ["GRID_IMAGES", "image_pictures", "reconstructions"]
 
 import base64
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ciflows.dequantise import Dequantise
+from ciflows.diagnostics import reconstruction_error
 from ciflows.errors import InversionError
 from ciflows.flow import Flow
 from ciflows.images import image_grid, png
-from ciflows.indexed import Indexed
-from ciflows.layers import Layer
-from ciflows.multiscale import Split
-from ciflows.noise import Noise
 from ciflows.report.grids import Entry, on_device
 from ciflows.report.pictures import Picture
 from ciflows.report.tables import NOTHING, Table, set_number
@@ -50,37 +46,6 @@ def reconstructions(entries: Sequence[Entry], seed: int) -> Table:
             error = NOTHING
         table.rows.append((entry.name, error))
     return table
-
-
-@torch.no_grad()
-def reconstruction_error(flow: Flow, x: Tensor, seed: int = 0) -> float:
-    """The largest |x' - x| of a pixel of images x (n, C, H, W) that go to the noise and come back as x'.
-
-    Every index and all that leaves early is kept for the way back. It begins after the first layer, the
-    dequantisation: rounding down would hide an error, or make a whole level of it.
-    """
-    noise = Noise.seeded(seed, x.device)
-    first, *layers = cast(Sequence[Layer], flow.layers)
-    x = start = first.encode(x, noise=noise)[0]
-    back: list[Callable[[Tensor], Tensor]] = []
-    for layer in layers:
-        x, inverse = _step(layer, x, noise)
-        back.append(inverse)
-    for inverse in reversed(back):
-        x = inverse(x)
-    return (x - start).abs().max().item()
-
-
-def _step(layer: Layer, x: Tensor, noise: Noise) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """What a layer makes of x, and the way back from there with the same draws."""
-    if isinstance(layer, Split):
-        channels = layer.noise_shape[0]
-        z, leaving = x[:, :channels], x[:, channels:]
-        return z, lambda z: torch.cat([z, leaving], dim=1)
-    if isinstance(layer, Indexed):
-        u = layer.posterior.draw((len(x),), x, noise)
-        return layer.family.encode(x, u, noise)[0], lambda z: layer.family.decode(z, u)
-    return layer.encode(x, noise=noise)[0], layer.decode
 
 
 def _levels(flow: Flow) -> int:

@@ -1,4 +1,4 @@
-"""What can be watched while a flow over images trains: samples, and how many images a second."""
+"""What can be watched while a flow over images trains: samples, round trips, images a second."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.progress import TextColumn
+from torch import Tensor
 
+from ciflows.diagnostics import reconstruction_error
 from ciflows.errors import InversionError
 from ciflows.files import write_bytes
 from ciflows.flow import Flow
@@ -22,13 +24,15 @@ SEED = 0
 
 
 class ImageMonitor(RunMonitor):
-    """A `RunMonitor` that draws images at each validation, always from the same seed.
+    """A `RunMonitor` that at each validation draws images, always from the same seed, and sends some of
+    the data to the noise and back.
 
     Arguments:
         folder: The run folder; the pictures go to samples/ in it, and to TensorBoard.
         console: Where progress is shown.
         title: What stands before the bar.
         flow: The flow that trains.
+        images: Some of the data (n, C, H, W).
         batch_size: Images in one step.
         levels: Number of values of a pixel.
         hear: Called with the step and the score of each validation; it may raise to end the run.
@@ -40,12 +44,14 @@ class ImageMonitor(RunMonitor):
         console: Console,
         title: str,
         flow: Flow,
+        images: Tensor,
         batch_size: int,
         levels: int,
         hear: Hear | None = None,
     ) -> None:
         super().__init__(folder, console, title, hear)
         self.flow = flow
+        self.images = images.to(flow.device, flow.dtype)
         self.batch_size = batch_size
         self.levels = levels
         self.last: tuple[int, float] | None = None
@@ -65,12 +71,13 @@ class ImageMonitor(RunMonitor):
             self._draw(step)
 
     def _draw(self, step: int) -> None:
-        """Samples of the weights as they are."""
+        """Samples of the weights as they are, and how exactly images come back from the noise."""
         self.flow.eval()
         try:
             images = self.flow.sample(SAMPLES, seed=SEED)
-        except InversionError as error:
-            self.say(f"No samples at step {step}: {error}")
+            error = reconstruction_error(self.flow, self.images, SEED)
+        except InversionError as reason:
+            self.say(f"No samples at step {step}: {reason}")
             return
         finally:
             self.flow.train()
@@ -78,6 +85,7 @@ class ImageMonitor(RunMonitor):
         (self.folder / "samples").mkdir(exist_ok=True)
         write_bytes(self.folder / "samples" / f"step-{step:06d}.png", png(grid))
         self.curves.add_image("samples", grid.numpy(), step)
+        self.curves.add_scalar("reconstruction error, in levels of a pixel", error, step)
 
 
 def _digits(rate: float) -> str:
