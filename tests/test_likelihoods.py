@@ -20,8 +20,7 @@ from ciflows import Flow, Indexed, build_model
 from ciflows.bijections import Standardise
 from ciflows.densities import StandardNormal
 from ciflows.estimate import RunningEstimate, summarise
-from ciflows.noise import Noise
-from ciflows.row_noise import RowNoise
+from ciflows.noise import Noise, RowNoise
 from constructors import affine, generic, linear_gaussian_flow, normal, residual
 
 SMALL = {"layers": 2, "hidden": [16], "kappa": 0.6}

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from ciflows.data.dataset import FEWEST_ROWS
 from ciflows.errors import UserError
 from ciflows.fitting import fit, in_temporary_folder
-from ciflows.row_noise import RowNoise
+from ciflows.noise import RowNoise
 from ciflows.run import KEPT, Run, load_run
 
 try:

@@ -19,7 +19,6 @@ from ciflows.estimate import Estimate, RunningEstimate
 from ciflows.layers import Layer, Shape, check_shape
 from ciflows.noise import Noise, TemperedNoise
 from ciflows.precision import float32_products
-from ciflows.row_noise import RowNoise
 
 FIRST_DRAWS = 16
 
@@ -279,7 +278,7 @@ class Flow(Density):
         step = samples if torch.is_grad_enabled() else step
         for start in range(0, samples, step):
             k = min(step, samples - start)
-            copies, drawn = z.expand(k, *z.shape), _from_draw(noise, start)
+            copies, drawn = z.expand(k, *z.shape), noise.from_draw(start)
             yield shared + self._encode(parts[first:], copies, context, drawn)[0]
 
     def _estimate_rows(
@@ -321,7 +320,7 @@ class Flow(Density):
                 late = int((~small).sum())
                 small = torch.ones_like(small)
             ready = pending[small]
-            fresh = self._estimate_some(rows, ready, samples, context, _from_draw(noise, max_samples))
+            fresh = self._estimate_some(rows, ready, samples, context, noise.from_draw(max_samples))
             for column, values in zip(result, fresh, strict=True):
                 column[ready] = values
             pending, samples = pending[~small], min(2 * samples, max_samples)
@@ -359,11 +358,6 @@ def _is_unsettled(part: nn.Module) -> bool:
         return False
     batchwise = isinstance(part, BatchNorm1d | BatchNorm2d) or getattr(part, "batchwise", False)
     return batchwise or getattr(part, "dropout", 0.0) > 0
-
-
-def _from_draw(noise: Noise, first: int) -> Noise:
-    """The noise of the draws from number `first` on; a generator's own order will do."""
-    return noise.from_draw(first) if isinstance(noise, RowNoise) else noise
 
 
 def _check_samples(samples: int) -> None:
