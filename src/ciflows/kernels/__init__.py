@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-HIDDEN = (32, 64, 128)
+MOST_HIDDEN = 128
 MOST_INPUTS = 64
 MOST_NUMBERS = 2**31 - 1  # offsets are 32-bit integers
 
@@ -26,7 +26,7 @@ def fits(x: Tensor, sizes: Sequence[int], tangents: int = 0) -> bool:
         and x.dtype == torch.float32
         and len(hidden) > 1
         and len(set(hidden)) == 1
-        and hidden[0] in HIDDEN
+        and hidden[0] <= MOST_HIDDEN
         and max(inputs, outputs) <= MOST_INPUTS
         and 0 < x.numel() // inputs * (1 + tangents) * sum(hidden) <= MOST_NUMBERS
     )

@@ -23,6 +23,7 @@ __all__ = ["chain"]
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -56,10 +57,13 @@ def chain(
     rows = x.reshape(-1, x.shape[-1])
     slots = x.new_zeros(0, *rows.shape) if directions is None else directions.flatten(1, -2)
     beta = x.new_zeros(()) if beta is None else beta
+    between = torch.stack(biases[:-1])
+    more = max(32, triton.next_power_of_2(len(first))) - len(first)
+    if more:  # units without weights, whose values and tangents stay 0
+        first, last = F.pad(first, (0, 0, 0, more)), F.pad(last, (0, more))
+        middle, between = F.pad(middle, (0, more, 0, more)), F.pad(between, (0, more))
     save = torch.is_grad_enabled()
-    y, tangents, _ = _chain(
-        rows, slots, first, middle, last, torch.stack(biases[:-1]), biases[-1], beta, save
-    )
+    y, tangents, _ = _chain(rows, slots, first, middle, last, between, biases[-1], beta, save)
     return y.reshape(*leading, -1), tangents.reshape(len(slots), *leading, y.shape[-1])
 
 
