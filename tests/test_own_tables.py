@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,10 +14,12 @@ import pytest
 import torch
 
 import ciflows
+from ciflows.comparing import report_runs
 from ciflows.data import PLAIN_TABLE, Schema, TableSettings, as_frame
 from ciflows.data.survey import survey_table
 from ciflows.errors import UserError
 from ciflows.flow import Flow
+from ciflows.report import own_tables
 from ciflows.table_flow import column_layers
 
 ROWS = 2000
@@ -280,7 +283,7 @@ def test_one_column_that_is_no_gaussian_is_fitted() -> None:
     """Two peaks far apart, of which a Gaussian would make one."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=1500) + 8 * rng.choice([-1, 1], 1500)
-    run = ciflows.fit(x, steps=300, layers=2)
+    run = ciflows.fit(x, steps=50, layers=1)
     gaussian = -0.5 * math.log(2 * math.pi * math.e * x.var())
     assert run.metrics["test"]["log_prob"] > gaussian + 0.5
 
@@ -295,7 +298,7 @@ def test_weights_count_rows() -> None:
     """Weights of 1 and 3 have the frequencies of rows that are there once and three times."""
     frame = pl.DataFrame({"kind": ["a", "b"] * 500})
     weights = [1.0, 3.0] * 500
-    run = ciflows.fit(frame, weights=weights, **(TINY | {"steps": 400}))
+    run = ciflows.fit(frame, weights=weights, **TINY)
     p = run.log_prob({"kind": ["a", "b"]}, samples=200, seed=0).exp()
     assert p.tolist() == pytest.approx([0.25, 0.75], abs=0.05)
     with pytest.raises(UserError, match="a weight for each of 1000 rows"):
@@ -308,7 +311,7 @@ def test_conditional_density_is_the_known_one() -> None:
     g, t = rng.integers(0, 3, 3000), rng.normal(size=3000)
     y = 3 * g + 10 * t + rng.normal(size=3000)
     frame = pl.DataFrame({"y": y, "g": np.array(["u", "v", "w"])[g], "t": t})
-    run = ciflows.fit(frame, given=["g", "t"], steps=600, layers=2)
+    run = ciflows.fit(frame, given=["g", "t"], steps=400, layers=1, learning_rate=0.005)
     truth = -0.5 * math.log(2 * math.pi * math.e)
     assert run.metrics["test"]["log_prob"] == pytest.approx(truth, abs=0.12)
     given = {"g": ["w"], "t": [0.5]}
@@ -355,3 +358,43 @@ def test_fit_score_and_sample_from_the_command_line(tmp_path: Path, command: Cal
     assert "give city" in command("sample", "run", "--out", "x.csv", code=1)
     assert "was not there" not in command("sample", "run", "--given", "people.parquet", "--out", "y.csv")
     assert len(pl.read_csv(tmp_path / "y.csv")) == 300
+
+
+# -- the report --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [[], ["city"]])
+def test_the_report_shows_columns_pairs_scores_and_extreme_rows(
+    given: list[str], tmp_path: Path
+) -> None:
+    frame = mixed(300).select("city", "visits", "share").with_columns(unit=pl.lit("km"))
+    run = ciflows.fit(frame, out=tmp_path / "run", given=given, **TINY)
+    report_runs([run], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    for heading in ("Columns", "Pairs of columns", "Calibration", "Highest and lowest scores"):
+        assert f"<h3>{heading}</h3>" in page
+    assert "data.parquet nsf cif-nsf" in page
+    rows = frame.with_columns(pl.col("visits").cast(pl.String))["visits"]
+    extreme = re.findall(r'<th scope="row">(lowest|highest)</th>(.*?)</tr>', page)
+    assert [kind for kind, _ in extreme] == ["lowest"] * 5 + ["highest"] * 5
+    assert all(any(f"<td>{value}</td>" in cells for value in rows) for _, cells in extreme)
+    assert all("<td>km</td>" in cells for _, cells in extreme)
+
+
+def test_the_worst_fitting_column_comes_first() -> None:
+    rng = np.random.default_rng(0)
+    data, model = rng.normal(size=(2, 2000, 2))
+    model[:, 1] += 1
+    columns = schema_of(pl.DataFrame(data, schema=["good", "bad"], orient="row")).columns
+    table = own_tables._worst(columns, data, ["m"], [model])
+    assert [row[0] for row in table.rows] == ["bad", "good"]
+    assert float(table.rows[0][1]) == pytest.approx(math.erf(0.5 / math.sqrt(2)), abs=0.03)
+    assert float(table.rows[1][1]) < 0.05
+
+
+def test_compare_tells_what_the_index_is_worth(tmp_path: Path, command: Callable[..., str]) -> None:
+    mixed(200).select("height", "kids").write_csv(tmp_path / "people.csv")
+    words = [word for key, value in TINY.items() for word in ("--set", f"{key}={value}")]
+    command("compare", "people.csv", "nsf", "cif-nsf", "--out", "both", *words)
+    page = (tmp_path / "both" / "report.html").read_text()
+    assert "With the index the test log-likelihood differs by" in page

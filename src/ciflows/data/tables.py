@@ -45,7 +45,7 @@ IN_WORDS = {
 
 
 CHUNK = 50_000
-LARGE = 2**26  # bytes: larger files are read piece by piece
+LARGE = 2**24  # bytes: larger files are read piece by piece
 
 # A polars or pandas data frame, an array (rows, columns), a tensor, columns by name, or a file's path.
 TableLike = Any

@@ -143,7 +143,8 @@ def find_window(dataset: Dataset) -> Window:
 
 
 def in_plane(dataset: Dataset) -> bool:
-    return tuple(dataset.train.shape[1:]) == (2,)
+    """Whether points are drawn as they are: two numbers, and no codes of a table's columns."""
+    return dataset.shape == (2,) and dataset.schema is None
 
 
 def on_device(x: Tensor, flow: Flow) -> Tensor:

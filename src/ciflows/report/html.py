@@ -20,6 +20,7 @@ from ciflows.files import write_text
 from ciflows.report import pictures, tables
 from ciflows.report.grids import FEWEST_DRAWS, DensityGrid, Entry, density_grids, in_plane
 from ciflows.report.images import GRID_IMAGES, image_pictures, reconstructions
+from ciflows.report.own_tables import TableReport, draw_samples, table_report
 from ciflows.report.pictures import MOST_MARGINALS, Picture, Scale
 from ciflows.report.tables import LAYER_POINTS, Details, Table
 
@@ -48,6 +49,7 @@ class Section(NamedTuple):
     images: list[Picture]
     reconstructions: Table
     marginals: list[Picture]
+    table: TableReport | None
     left_out: int
     training: list[Picture]
     draws: list[Picture]
@@ -96,7 +98,8 @@ def _section(group: Sequence[tuple[Entry, DensityGrid | None]], seed: int) -> Se
     grids = [grid for _, grid in group if grid is not None]
     dataset = entries[0].dataset
     samples = GRID_IMAGES if dataset.images else SAMPLES
-    drawn = [entry.flow.sample(samples, seed=seed).cpu() for entry in entries]
+    drawn = [draw_samples(entry, samples, seed) for entry in entries]
+    table = None if dataset.schema is None else table_report(entries, drawn, seed)
     plane = in_plane(dataset)
     maps, scale = pictures.densities(entries, grids, log=False) if plane else ([], None)
     log_maps, log_scale = pictures.densities(entries, grids, log=True) if plane else ([], None)
@@ -117,7 +120,8 @@ def _section(group: Sequence[tuple[Entry, DensityGrid | None]], seed: int) -> Se
         samples=pictures.samples(entries, drawn) if plane else [],
         images=image_pictures(entries, drawn) if dataset.images else [],
         reconstructions=reconstructions(entries, seed) if dataset.images else Table((), []),
-        marginals=[] if plane or dataset.images else pictures.marginals(entries, drawn),
+        marginals=[] if plane or dataset.images or table else pictures.marginals(entries, drawn),
+        table=table,
         left_out=max(0, dataset.train[0].numel() - MOST_MARGINALS),
         training=pictures.training(entries),
         draws=pictures.draws(entries, seed),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Picture", "Scale", "densities", "draws", "marginals", "samples", "training"]
+__all__ = ["Picture", "Scale", "densities", "draws", "make_picture", "marginals", "samples", "training"]
 
 import base64
 import math
@@ -19,7 +19,7 @@ from torch import Tensor
 from ciflows.bijections import Residual, Series
 from ciflows.diagnostics import draws_curve
 from ciflows.files import parse_toml
-from ciflows.report.grids import DensityGrid, Entry, find_window, on_device, shared_top, true_grid
+from ciflows.report.grids import DensityGrid, Entry, find_window, shared_top, true_grid
 from ciflows.report.plots import (
     CHART,
     COLOURS,
@@ -83,7 +83,7 @@ def densities(
     if truth is not None:
         named.insert(0, ("truth", truth, _mass(truth)))
     pictures = [
-        _picture(
+        make_picture(
             _plain(partial(draw_density, grid=grid, top=top, log=log, dots=dots)),
             PANEL,
             f"Heat map of the {kind}: {name}",
@@ -107,7 +107,7 @@ def samples(entries: Sequence[Entry], drawn: Sequence[Tensor]) -> list[Picture]:
         out = None if inside is None else int((~inside).sum())
         note = f"{len(points):,} points" if out is None else f"{out:,} of {len(points):,} outside"
         draw = partial(draw_samples, points=points, inside=inside, window=window)
-        pictures.append(_picture(draw, PANEL, f"Scatter plot of {name}: {note}", name, note))
+        pictures.append(make_picture(draw, PANEL, f"Scatter plot of {name}: {note}", name, note))
     return pictures
 
 
@@ -120,7 +120,7 @@ def marginals(entries: Sequence[Entry], drawn: Sequence[Tensor]) -> list[Picture
     for index, column in enumerate(columns[:MOST_MARGINALS]):
         of_column = [(e.name, x[:, index]) for e, x in zip(entries, models, strict=True)]
         draw = partial(draw_marginal, column=column, data=data[:, index], samples=of_column)
-        pictures.append(_picture(draw, PANEL, f"Histograms of {column}, data and samples"))
+        pictures.append(make_picture(draw, PANEL, f"Histograms of {column}, data and samples"))
     return pictures
 
 
@@ -131,11 +131,13 @@ def training(entries: Sequence[Entry]) -> list[Picture]:
     validation = partial(draw_history, entries=entries, key="validation", limit=limit)
     pictures = []
     if any(row.get("loss") is not None for entry in entries for row in entry.history):
-        pictures.append(_picture(loss, CHART, "Training loss against the step", _loss_words(entries)))
+        pictures.append(
+            make_picture(loss, CHART, "Training loss against the step", _loss_words(entries))
+        )
     if any(row.get("validation") is not None for entry in entries for row in entry.history):
         caption = "Validation log-likelihood: higher is better. The best weights are kept."
         alt = "Validation log-likelihood against the step"
-        pictures.append(_picture(validation, CHART, alt, caption))
+        pictures.append(make_picture(validation, CHART, alt, caption))
     return pictures
 
 
@@ -147,12 +149,13 @@ def draws(entries: Sequence[Entry], seed: int) -> list[Picture]:
     most, counts = (IMAGE_CURVE_POINTS, IMAGE_CURVE_COUNTS) if images else (CURVE_POINTS, CURVE_COUNTS)
     points = min(most, len(entries[0].dataset.test))
     curves = [
-        draws_curve(e.flow, on_device(e.dataset.test[:points], e.flow), counts, seed=seed)
+        draws_curve(e.flow, rows.x, counts, rows.context, seed)
         for e in entries
+        for rows in [e.dataset.rows("test")[:points].to(e.flow.device, e.flow.dtype)]
     ]
     draw = partial(draw_draws, names=[entry.name for entry in entries], curves=curves)
     caption = f"Log-likelihood of the first {points} test points against the number of draws m."
-    return [_picture(draw, CHART, "Log-likelihood against the number of draws", caption)]
+    return [make_picture(draw, CHART, "Log-likelihood against the number of draws", caption)]
 
 
 # -- inside ------------------------------------------------------------------------------------------
@@ -217,9 +220,10 @@ def _plain(draw: Callable[[Axes], None]) -> Draw:
     return themed
 
 
-def _picture(
+def make_picture(
     draw: Draw, size: tuple[float, float], alt: str, caption: str = "", note: str = ""
 ) -> Picture:
+    """A panel of a size in inches, drawn in both themes."""
     light, dark = (
         "data:image/png;base64," + base64.b64encode(draw_panel(draw, theme, size)).decode()
         for theme in (LIGHT, DARK)

@@ -16,9 +16,12 @@ __all__ = [
     "draw_density",
     "draw_draws",
     "draw_history",
+    "draw_levels",
     "draw_marginal",
+    "draw_pair",
     "draw_panel",
     "draw_samples",
+    "draw_scores",
     "style",
     "to_png",
 ]
@@ -210,10 +213,60 @@ def draw_marginal(
     for index, (name, drawn) in enumerate(samples):
         bars = _bars(drawn.double().cpu().numpy(), edges)
         axes.stairs(bars, edges, color=theme.of_model(index), lw=1.3, label=name)
-    axes.set_xlabel(column if len(column) <= 32 else column[:31] + "…")
+    axes.set_xlabel(_short(column))
     axes.set_xlim(edges[0], edges[-1])
     _chart(axes, theme)
     axes.set_yticks([])
+
+
+def draw_levels(
+    axes: Axes,
+    theme: Theme,
+    column: str,
+    data: Array,
+    samples: Sequence[tuple[str, Array]],
+    words: Sequence[str],
+) -> None:
+    """Shares of each level of a discrete column: the data as bars, each model's samples as marks."""
+    levels = np.unique(np.concatenate([data, *(drawn for _, drawn in samples)]))
+
+    def shares(values: Array) -> Array:
+        return np.array([(values == level).mean() for level in levels])
+
+    axes.bar(levels, shares(data), 0.8, color=theme.data, alpha=0.45, label="data")
+    for index, (name, drawn) in enumerate(samples):
+        axes.plot(levels, shares(drawn), "_", ms=12, mew=2, color=theme.of_model(index), label=name)
+    if words and len(words) <= 8:
+        axes.set_xticks(range(len(words)), [word[:10] for word in words])
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.set_xlabel(_short(column))
+    _chart(axes, theme)
+
+
+def draw_pair(axes: Axes, theme: Theme, points: Array, names: tuple[str, str], window: Array) -> None:
+    """Two columns against each other."""
+    axes.scatter(points[:, 0], points[:, 1], s=2, color=theme.data, linewidths=0, alpha=0.6)
+    axes.set_xlim(*window[0])
+    axes.set_ylim(*window[1])
+    axes.set_xlabel(_short(names[0]))
+    axes.set_ylabel(_short(names[1]))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(4))
+
+
+def draw_scores(axes: Axes, theme: Theme, held_out: Array, drawn: Array) -> None:
+    """Distribution functions of log p over test rows and over samples."""
+    for values, colour, label in (
+        (held_out, theme.data, "test rows"),
+        (drawn, theme.models[0], "samples"),
+    ):
+        finite = np.sort(values[np.isfinite(values)])
+        axes.step(finite, np.arange(1, len(finite) + 1) / len(values), color=colour, label=label)
+    low = np.quantile(np.concatenate([held_out, drawn]), 0.005)
+    axes.set_xlim(left=float(low) if np.isfinite(low) else None)
+    axes.set_xlabel("log p(x)")
+    _chart(axes, theme)
 
 
 # -- shared ------------------------------------------------------------------------------------------
@@ -265,6 +318,10 @@ def _frame(axes: Axes, window: Window) -> None:
         axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     for spine in axes.spines.values():
         spine.set_linewidth(0.5)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 32 else name[:31] + "…"
 
 
 def _chart(axes: Axes, theme: Theme) -> None:
