@@ -55,6 +55,7 @@ def ours(job: dict[str, Any]) -> Subject:
     from ciflows.models import build_model
     from ciflows.networks import LipschitzMLP, converge_norms
     from ciflows.noise import Noise
+    from ciflows.rows import Rows
     from ciflows.settings import parse_settings
     from ciflows.training.settings import TrainingSettings
     from ciflows.training.step import Step, make_step
@@ -72,7 +73,8 @@ def ours(job: dict[str, Any]) -> Subject:
     values = {"objective": "elbo", "clip": CLIP, "power_iterations": POWER_ITERATIONS}
     settings = parse_settings(TrainingSettings, values, "training")
     noise = Noise.seeded(0, job["device"])
-    step = make_step(trained, settings, noise, batch)
+    rows = Rows(batch)
+    step = make_step(trained, settings, noise, rows)
 
     @torch.no_grad()
     def round_trip() -> float:
@@ -83,11 +85,11 @@ def ours(job: dict[str, Any]) -> Subject:
         return error
 
     return Subject(
-        step=lambda: step(batch),
+        step=lambda: step(rows),
         log_prob=lambda: flow.log_prob(points, job["draws"], seed=0),
         sample=lambda: flow.sample(job["points"], seed=0),
         parameters=_count(flow),
-        plain_step=lambda: Step.__call__(step, batch),
+        plain_step=lambda: Step.__call__(step, rows),
         round_trip=round_trip,
     )
 

@@ -12,7 +12,7 @@ __all__ = ["Outcome", "fit_flow"]
 import math
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -128,7 +128,7 @@ class _Training:
         """Train to the end; what an interruption finds is saved, so that training can go on."""
         self.started = saved = time.monotonic()
         self.flow.train()
-        first: Any = self.train[: self.batch_size].to(self.flow.device, self.flow.dtype)
+        first = self.train[: self.batch_size].to(self.flow.device, self.flow.dtype)
         noise = Noise.seeded(self.seed, self.flow.device)
         self.flow.initialise(first.x, first.context, noise)
         self.step = make_step(self.flow, self.settings, Noise(self.generator), first)
@@ -192,7 +192,7 @@ class _Training:
         losses: list[Tensor] = []
         while progress.step < due and not (losses and self._time_is_over()):
             self.step.set_learning_rate(self._rate())
-            batch: Any = self._batch(progress.step)
+            batch = self._batch(progress.step)
             losses.append(self.step(batch))
             progress.step += 1
             progress.seconds = time.monotonic() - self.started

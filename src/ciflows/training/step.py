@@ -21,6 +21,7 @@ from ciflows.networks import ResNet, update_norms
 from ciflows.noise import Noise
 from ciflows.objectives import Objective
 from ciflows.precision import float32_products
+from ciflows.rows import Rows
 from ciflows.training.settings import TrainingSettings
 
 WARM_UPS = 3
@@ -78,7 +79,7 @@ class Step:
     def set_learning_rate(self, rate: float) -> None:
         self.optimizer.param_groups[0]["lr"].fill_(rate)
 
-    def __call__(self, batch: Tensor) -> Tensor:
+    def __call__(self, batch: Rows) -> Tensor:
         """Take the step; the loss (), or NaN where the loss or the gradient is not finite."""
         self._spin()
         return self._take(batch)
@@ -89,7 +90,7 @@ class Step:
         self.noise.counts.update({p: self.noise.geometric(p) for p in self.rates})
         return tuple(self.noise.counts.values())
 
-    def _take(self, batch: Tensor) -> Tensor:
+    def _take(self, batch: Rows) -> Tensor:
         with float32_products(self.exact_products):
             loss = self._loss(batch)
             self.optimizer.zero_grad()
@@ -101,7 +102,7 @@ class Step:
         update_norms(self.flow, self.power_iterations)
         return torch.where(norm.isfinite(), loss.detach(), math.nan)
 
-    def _loss(self, batch: Tensor) -> Tensor:
+    def _loss(self, batch: Rows) -> Tensor:
         return -self.objective(self.flow, batch, noise=self.noise).mean()
 
     @contextmanager
@@ -131,7 +132,7 @@ class CapturedStep(Step):
         batch: A batch of the shape that every step will have.
     """
 
-    def __init__(self, flow: Flow, settings: TrainingSettings, noise: Noise, batch: Tensor) -> None:
+    def __init__(self, flow: Flow, settings: TrainingSettings, noise: Noise, batch: Rows) -> None:
         super().__init__(flow, settings, noise)
         self.batch = batch.clone()
         self.pool = torch.cuda.graph_pool_handle()
@@ -195,7 +196,7 @@ class CapturedStep(Step):
     def _agrees(plain: Tensor, compiled: Tensor) -> bool:
         return bool((plain - compiled).norm() <= TOLERANCE * plain.norm())
 
-    def __call__(self, batch: Tensor) -> Tensor:
+    def __call__(self, batch: Rows) -> Tensor:
         self.batch.copy_(batch)
         terms = self._spin()
         if terms not in self.graphs:
@@ -232,7 +233,7 @@ def _roulette_rates(flow: Flow) -> list[float]:
     return sorted({each.p for each in in_training if isinstance(each, Roulette) and each.p < 1})
 
 
-def make_step(flow: Flow, settings: TrainingSettings, noise: Noise, batch: Tensor) -> Step:
+def make_step(flow: Flow, settings: TrainingSettings, noise: Noise, batch: Rows) -> Step:
     """The fastest step that works for this flow here; says so once where that is the plain one."""
     if flow.device.type != "cuda":
         return Step(flow, settings, noise)
