@@ -1,0 +1,46 @@
+"""Time a training step on random data: step.py DATA MODEL SHAPE [-c EXPERIMENT.toml] [--set KEY=VALUE ...]
+
+    python step.py two-uniforms cif-resflow 2 --set objective=elbo --set precision=tf32
+    python step.py fashion-mnist cif-realnvp-image 1 28 28 -c experiments/cif-realnvp-image.toml
+"""
+
+import argparse
+import time
+
+import torch
+
+from ciflows import build_model
+from ciflows.config import read_config, read_overrides, resolve
+from ciflows.devices import find_device
+from ciflows.noise import Noise
+from ciflows.training.step import make_step
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("data", help="whose settings are taken")
+parser.add_argument("model")
+parser.add_argument("shape", type=int, nargs="+")
+parser.add_argument("-c", "--config", action="append", default=[])
+parser.add_argument("--set", action="append", default=[])
+parser.add_argument("--steps", type=int, default=200)
+given = parser.parse_args()
+
+device = find_device("auto")
+layers = [*map(read_config, given.config), read_overrides(given.model, given.set)]
+config = resolve(given.data, given.model, layers=layers)
+flow = build_model(given.model, shape=tuple(given.shape), **config.architecture).to(device).train()
+images = len(given.shape) > 1
+shape = (config.training.batch_size, *given.shape)
+batch = torch.randint(256, shape, device=device).float() if images else torch.randn(shape, device=device)
+flow.initialise(batch, noise=Noise.seeded(0, device))
+
+begun = time.perf_counter()
+step = make_step(flow, config.training, Noise.seeded(0, device), batch)
+step(batch).item()
+first = time.perf_counter() - begun
+times = []
+for _ in range(given.steps):
+    begun = time.perf_counter()
+    step(batch).item()
+    times.append(1e3 * (time.perf_counter() - begun))
+middle = sorted(times)[len(times) // 2]
+print(f"{type(step).__name__}: first step after {first:.1f} s, then {middle:.2f} ms (median of {len(times)})")
