@@ -77,6 +77,46 @@ def test_a_side_that_fails_is_told_of_and_the_others_go_on(
     assert read_result(tmp_path / "bench.json") == found
 
 
+CHECKOUT = {
+    "config/__init__.py": """
+def get_config(dataset, model, use_baseline):
+    return {"sizes": [[2, model, dataset, use_baseline]]}
+def expand_grid(config):
+    return [{"size": size} for size in config["sizes"]]
+def get_schema(config):
+    assert config["size"] == [2, "nsf-ar", "power", False] and config["model"] == "nsf-ar"
+    return config["size"][:1]
+""",
+    "cif/models/__init__.py": """
+import torch
+class Density(torch.nn.Linear):
+    def elbo(self, x, num_importance_samples):
+        return {"log-w": self(x)[:, None, :1].expand(-1, num_importance_samples, -1)}
+    def sample(self, n):
+        return torch.zeros(n, 2)
+def get_density(schema, x_train):
+    return Density(*schema, x_train.shape[1])
+""",
+}
+
+
+def test_the_authors_code_is_called_as_its_own_commands_call_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in with the same entry points: the code itself cannot be fetched in a test."""
+    for name, text in CHECKOUT.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    sizes = {"layers": 1, "hidden": [8], "affine_hidden": [8], "prior_hidden": [8]}
+    case = Case("cif-nsf, tiny", "cif-nsf", 2, sizes, batch=50, draws=2, authors="power")
+    monkeypatch.setattr(measure, "CASES", [case])
+    found = run_bench(tmp_path / "bench.json", settings(authors=tmp_path, growth=False, repeats=1))
+    assert found.notes == []
+    assert [one.name for one in found.rows[0].sides] == ["ours", "authors"]
+    assert found.rows[0].ratios("authors", "log_prob")
+    assert "the authors' code" in to_markdown(found)
+
+
 def test_what_was_measured_before_an_interruption_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,4 +185,5 @@ def test_wrong_words_are_told(command: Callable[..., str], tmp_path: Path) -> No
     assert "There is no file" in command("bench", "--show", "none.json", code=1)
     (tmp_path / "odd.json").write_text("{}")
     assert "is not a benchmark's result" in command("bench", "--show", "odd.json", code=1)
+    assert "not a checkout" in command("bench", "--no-peers", "--authors", "nowhere", code=1)
     assert not (tmp_path / "runs").exists()

@@ -487,6 +487,14 @@ def bench(
             help="Compare with zuko and normflows, installed into an environment of their own."
         ),
     ] = True,
+    authors: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Compare with the authors' code in this checkout of github.com/jrmcornish/cif too; "
+            "with the Python of its .venv, if it has one.",
+        ),
+    ] = None,
     document: Annotated[
         Path | None,
         typer.Option(help="Put the tables into this document too, such as docs/performance.md."),
@@ -517,6 +525,7 @@ def bench(
             repeats=3 if quick else repeats,
             only=tuple(only or ()),
             growth=growth and not quick,
+            authors=authors,
             peers=None,
         )
         try:

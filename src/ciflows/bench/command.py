@@ -16,6 +16,7 @@ from ciflows.bench.measure import BenchSettings, run_bench
 from ciflows.bench.results import Result
 from ciflows.bench.tables import to_markdown, update_document
 from ciflows.devices import find_device
+from ciflows.errors import UserError
 from ciflows.files import write_text
 
 
@@ -24,6 +25,8 @@ def bench(
 ) -> Result:
     """Run the benchmark under a progress bar, with an environment for the peers if they are wanted."""
     find_device(settings.device)
+    if settings.authors is not None and not (settings.authors / "config").is_dir():
+        raise UserError(f"{settings.authors} is not a checkout of the authors' code.")
     if peers:
         from ciflows.bench.peers import peer_python
 

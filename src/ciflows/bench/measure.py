@@ -99,6 +99,7 @@ class BenchSettings(Settings):
     repeats: int = Field(9, ge=1, description="how often each work is done")
     only: tuple[str, ...] = Field((), description="words that the names of cases contain; all if empty")
     growth: bool = Field(True, description="whether cost is measured as sizes grow; not with `only`")
+    authors: Path | None = Field(None, description="a checkout of the authors' code; none to do without")
     peers: Path | None = Field(
         None, description="a Python that has the other libraries; none to do without"
     )
@@ -157,8 +158,20 @@ def _jobs(case: Case, settings: BenchSettings) -> Iterator[tuple[str, dict[str, 
     if case.plain is not None:
         model = case.model.removeprefix("cif-")
         yield "plain", common | own | {"model": model, "settings": case.plain}
-    if case.peer is not None:
+    if case.peer is not None and settings.peers is not None:
         yield case.peer, common | own | {"side": case.peer}
+    if case.authors is not None and settings.authors is not None:
+        theirs = {"checkout": str(settings.authors.absolute()), "dataset": case.authors}
+        yield "authors", common | own | theirs | {"side": "authors"}
+
+
+def _python(side: str, settings: BenchSettings) -> Path:
+    """The interpreter of a side; for the authors' code that of its own .venv, where it has one."""
+    own, peers = Path(sys.executable), settings.peers or Path(sys.executable)
+    if side != "authors" or settings.authors is None:
+        return own if side == "ours" else peers
+    theirs = settings.authors.absolute() / ".venv" / "bin" / "python"
+    return theirs if theirs.exists() else peers
 
 
 @contextmanager
@@ -167,10 +180,7 @@ def _workers(case: Case, settings: BenchSettings, notes: list[str]) -> Iterator[
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
         for name, job in _jobs(case, settings):
-            python = Path(sys.executable) if job["side"] == "ours" else settings.peers
-            if python is None:
-                continue
-            worker = Worker(python, settings.threads)
+            worker = Worker(_python(job["side"], settings), settings.threads)
             stack.callback(worker.close)
             try:
                 worker.begin(job)
@@ -224,7 +234,7 @@ def _in_turns(
         for name, worker in list(workers.items()):
             try:
                 if turn == 0:
-                    first = worker.ask({"work": work, "calls": 2})["ms"][-1]
+                    first = worker.ask({"work": work, "calls": 1})["ms"][0]
                     counts[name] = min(MOST_CALLS, max(1, int(SLICE_MS / first)))
                     weights[name] = worker.ask({"work": work, "weigh": True})
                 else:

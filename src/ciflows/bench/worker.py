@@ -162,6 +162,36 @@ def normflows(job: dict[str, Any]) -> Subject:
     return Subject(_optimised(flow, loss, after), log_prob, sample, _count(flow), None, round_trip)
 
 
+def authors(job: dict[str, Any]) -> Subject:
+    """The paper's authors' own code, from a checkout of it, as it is configured for some data set."""
+    sys.path.insert(0, job["checkout"])
+    from cif.models import get_density
+    from config import expand_grid, get_config, get_schema
+
+    plain = job["model"].removeprefix("cif-")
+    names = {"dataset": job["dataset"], "model": {"nsf": "nsf-ar"}.get(plain, plain)}
+    choices = expand_grid(get_config(**names, use_baseline=plain == job["model"]))
+    batch, points = _data(job)
+    density = get_density(schema=get_schema(config=choices[0] | names), x_train=batch)
+    density.to(job["device"])
+
+    def loss() -> Tensor:
+        density.train()
+        return -density.elbo(batch, num_importance_samples=1)["log-w"].mean()
+
+    @torch.no_grad()
+    def log_prob() -> Tensor:
+        density.eval()
+        return density.elbo(points, num_importance_samples=job["draws"])["log-w"].logsumexp(1)
+
+    @torch.no_grad()
+    def sample() -> Tensor:
+        density.eval()
+        return density.sample(job["points"])
+
+    return Subject(_optimised(density, loss), log_prob, sample, _count(density))
+
+
 def _optimised(
     flow: nn.Module, loss: Callable[[], Tensor], after: Callable[[], None] | None = None
 ) -> Callable[[], None]:
@@ -287,12 +317,13 @@ def _serve(job: dict[str, Any], answer: Callable[[dict[str, Any]], None]) -> Non
             work, step = getattr(subject, asked["work"]), asked["work"] == "step"
             plain = subject.plain_step if step else work
             counted = _gflop(plain) if plain is not None and job["side"] == "ours" else None
-            answer({"mib": _weigh(work, device, recorded=step), "gflop": counted})
+            mib = _weigh(work, device, recorded=step)
+            answer({"mib": mib, "gflop": counted})
         else:
             answer({"ms": _time(getattr(subject, asked["work"]), asked["calls"], device)})
 
 
-SIDES = {"ours": ours, "zuko": zuko, "normflows": normflows}
+SIDES = {"ours": ours, "zuko": zuko, "normflows": normflows, "authors": authors}
 
 
 def main() -> None:
