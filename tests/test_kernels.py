@@ -59,6 +59,15 @@ def test_a_lipschitz_network_and_its_jacobian(
     check(plain, network._fused(x, directions), [x, *network.parameters()])
 
 
+def test_a_lipschitz_network_alone() -> None:
+    torch.manual_seed(0)
+    network = LipschitzMLP(3, [32, 32], last_std=0.5).to(DEVICE)
+    x = torch.randn(20, 3, device=DEVICE, requires_grad=True)
+    plain, fused = network._plain(x[None], None), network._fused(x, None)
+    assert fused[1].shape == (0, 20, 3)
+    check(plain[:1], fused[:1], [x, *network.parameters()])
+
+
 @pytest.mark.parametrize(
     ("sizes", "leading"), [((2, 4, [10, 10]), (37,)), ((1, 2, [64, 64, 64]), (3, 5))]
 )

@@ -1,7 +1,7 @@
-"""Time a training step on random data: step.py DATA MODEL SHAPE [-c EXPERIMENT.toml] [--set KEY=VALUE ...]
+"""Time a training step on random data: step.py DATA MODEL SHAPE [-c EXPERIMENT.toml] [--set KEY=VALUE]
 
-    python step.py two-uniforms cif-resflow 2 --set objective=elbo --set precision=tf32
-    python step.py fashion-mnist cif-realnvp-image 1 28 28 -c experiments/cif-realnvp-image.toml
+python step.py two-uniforms cif-resflow 2 --set objective=elbo --set precision=tf32
+python step.py fashion-mnist cif-realnvp-image 1 28 28 -c experiments/cif-realnvp-image.toml
 """
 
 import argparse
@@ -43,4 +43,4 @@ for _ in range(given.steps):
     step(batch).item()
     times.append(1e3 * (time.perf_counter() - begun))
 middle = sorted(times)[len(times) // 2]
-print(f"{type(step).__name__}: first step after {first:.1f} s, then {middle:.2f} ms (median of {len(times)})")
+print(f"{type(step).__name__}: first step after {first:.1f} s, then {middle:.2f} ms, the median")

@@ -142,7 +142,7 @@ def _forward_kernel(
     x_ptr, v_ptr, first_ptr, middle_ptr, last_ptr, biases_ptr, last_bias_ptr, beta_ptr,
     y_ptr, t_ptr, saved_ptr, n, k, inputs, outputs, v_slot, v_row,
     MIDDLE: tl.constexpr, B: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, R: tl.constexpr,
-    LIPSWISH: tl.constexpr, SAVE: tl.constexpr, PRECISION: tl.constexpr,
+    LIPSWISH: tl.constexpr, TANGENT: tl.constexpr, SAVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: R rows and one of their tangents, from x to y."""
     H: tl.constexpr = 2 * B
@@ -158,6 +158,7 @@ def _forward_kernel(
     t_high = tl.zeros((R, B), dtype=tl.float32)
     if LIPSWISH:
         value, steer = _activate(value, tl.load(beta_ptr), LIPSWISH)
+    if TANGENT:
         v = _load(v_ptr + slot * v_slot, rows, ins, v_row, is_row, is_in) * steer
         t_low = tl.dot(v, first_low, input_precision=PRECISION)
         t_high = tl.dot(v, first_high, input_precision=PRECISION)
@@ -171,13 +172,13 @@ def _forward_kernel(
             saved = saved_ptr + layer * (1 + k) * n * H
             _store(saved, h_low, rows, low, H, is_row & (slot == 0), is_unit)
             _store(saved, h_high, rows, high, H, is_row & (slot == 0), is_unit)
-            if LIPSWISH:
+            if TANGENT:
                 _store(saved, t_low, (1 + slot) * n + rows, low, H, is_row, is_unit)
                 _store(saved, t_high, (1 + slot) * n + rows, high, H, is_row, is_unit)
         beta = tl.load(beta_ptr + (layer + 1) * LIPSWISH)
         h_low, slope_low = _activate(h_low, beta, LIPSWISH)
         h_high, slope_high = _activate(h_high, beta, LIPSWISH)
-        if LIPSWISH:
+        if TANGENT:
             t_low *= slope_low
             t_high *= slope_high
         if layer < MIDDLE:
@@ -185,7 +186,7 @@ def _forward_kernel(
             after_low = _product(h_low, h_high, weight, low, H, is_unit, B, PRECISION)
             h_high = _product(h_low, h_high, weight, high, H, is_unit, B, PRECISION)
             h_low = after_low
-            if LIPSWISH:
+            if TANGENT:
                 after_low = _product(t_low, t_high, weight, low, H, is_unit, B, PRECISION)
                 t_high = _product(t_low, t_high, weight, high, H, is_unit, B, PRECISION)
                 t_low = after_low
@@ -193,23 +194,25 @@ def _forward_kernel(
     y = _product(h_low, h_high, last_ptr, outs, H, is_out, B, PRECISION)
     y += tl.load(last_bias_ptr + outs, mask=is_out, other=0.0)[None, :]
     _store(y_ptr, y, rows, outs, outputs, is_row & (slot == 0), is_out)
-    if LIPSWISH:
+    if TANGENT:
         t = _product(t_low, t_high, last_ptr, outs, H, is_out, B, PRECISION)
         _store(t_ptr, t, slot * n + rows, outs, outputs, is_row, is_out)
 
 
 @triton.jit
-def _through(g, gt, h, t, beta, LIPSWISH: tl.constexpr):
+def _through(g, gt, h, t, beta, LIPSWISH: tl.constexpr, TANGENT: tl.constexpr):
     """From the gradients of a(h) and a'(h) t to those of h and t, and to β's from each place."""
     _, slope = _activate(h, beta, LIPSWISH)
     grad_h = g * slope
     by_beta = grad_h
     if LIPSWISH:
         swell, bent = _bend(h, beta)
-        bent *= gt * t
-        grad_h += bent * beta
-        by_beta = (g * swell + bent) * h
-        gt *= slope
+        by_beta = g * swell * h
+        if TANGENT:
+            bent *= gt * t
+            grad_h += bent * beta
+            by_beta += bent * h
+            gt *= slope
     return grad_h, gt, by_beta
 
 
@@ -218,7 +221,7 @@ def _backward_kernel(
     grad_y_ptr, grad_t_ptr, x_ptr, v_ptr, first_ptr, middle_ptr, last_ptr, beta_ptr, saved_ptr,
     grad_x_ptr, grads_ptr, parts_ptr, n, k, inputs, outputs, v_slot, v_row, t_slot, t_row, t_column,
     MIDDLE: tl.constexpr, B: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, R: tl.constexpr,
-    LIPSWISH: tl.constexpr, PRECISION: tl.constexpr,
+    LIPSWISH: tl.constexpr, TANGENT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: the same rows and tangent, from the gradients of y to those of x.
 
@@ -253,7 +256,7 @@ def _backward_kernel(
     g_high = tl.dot(grad_y, last_high, input_precision=PRECISION)
     gt_low = tl.zeros((R, B), dtype=tl.float32)
     gt_high = tl.zeros((R, B), dtype=tl.float32)
-    if LIPSWISH:
+    if TANGENT:
         at = grad_t_ptr + slot * t_slot + rows[:, None] * t_row + outs[None, :] * t_column
         grad_t = tl.load(at, mask=is_row[:, None] & is_out[None, :], other=0.0)
         t = _load(saved, t_rows, low, H, is_row, is_unit) * slope_low
@@ -272,15 +275,15 @@ def _backward_kernel(
         beta = tl.load(beta_ptr + (layer + 1) * LIPSWISH)
         h = _load(saved, rows, low, H, is_row, is_unit)
         t = h
-        if LIPSWISH:
+        if TANGENT:
             t = _load(saved, t_rows, low, H, is_row, is_unit)
-        g_low, gt_low, by_beta = _through(g_low, gt_low, h, t, beta, LIPSWISH)
+        g_low, gt_low, by_beta = _through(g_low, gt_low, h, t, beta, LIPSWISH, TANGENT)
         total = tl.sum(by_beta)
         h = _load(saved, rows, high, H, is_row, is_unit)
         t = h
-        if LIPSWISH:
+        if TANGENT:
             t = _load(saved, t_rows, high, H, is_row, is_unit)
-        g_high, gt_high, by_beta = _through(g_high, gt_high, h, t, beta, LIPSWISH)
+        g_high, gt_high, by_beta = _through(g_high, gt_high, h, t, beta, LIPSWISH, TANGENT)
         total += tl.sum(by_beta)
         _store(grads, g_low, slot * n + rows, low, H, is_row, is_unit)
         _store(grads, g_high, slot * n + rows, high, H, is_row, is_unit)
@@ -288,6 +291,7 @@ def _backward_kernel(
         tl.store(part_biases + layer * H + high, tl.sum(g_high, axis=0))
         if LIPSWISH:
             tl.store(part_beta + layer + 1, total)
+        if TANGENT:
             _store(grads, gt_low, (slots + slot) * n + rows, low, H, is_row, is_unit)
             _store(grads, gt_high, (slots + slot) * n + rows, high, H, is_row, is_unit)
         if layer > 0:
@@ -295,26 +299,26 @@ def _backward_kernel(
             after_low = _adjoint(g_low, g_high, weight, low, H, is_unit, B, PRECISION)
             g_high = _adjoint(g_low, g_high, weight, high, H, is_unit, B, PRECISION)
             g_low = after_low
-            if LIPSWISH:
+            if TANGENT:
                 after_low = _adjoint(gt_low, gt_high, weight, low, H, is_unit, B, PRECISION)
                 gt_high = _adjoint(gt_low, gt_high, weight, high, H, is_unit, B, PRECISION)
                 gt_low = after_low
 
     x = _load(x_ptr, rows, ins, inputs, is_row, is_in)
     by_x = _adjoint(g_low, g_high, first_ptr, ins, inputs, is_in, B, PRECISION)
-    value_in = x
+    value_in, v, by_v = x, x, x
+    by_first_low = tl.zeros((B, P), dtype=tl.float32)
+    by_first_high = tl.zeros((B, P), dtype=tl.float32)
     if LIPSWISH:
         beta = tl.load(beta_ptr)
         value_in, steer = _activate(x, beta, LIPSWISH)
-        v = _load(v_ptr + slot * v_slot, rows, ins, v_row, is_row, is_in)
-        by_v = _adjoint(gt_low, gt_high, first_ptr, ins, inputs, is_in, B, PRECISION)
-        by_x, _, by_first_beta = _through(by_x, by_v, x, v, beta, LIPSWISH)
+        if TANGENT:
+            v = _load(v_ptr + slot * v_slot, rows, ins, v_row, is_row, is_in)
+            by_v = _adjoint(gt_low, gt_high, first_ptr, ins, inputs, is_in, B, PRECISION)
+            by_first_low = tl.dot(tl.trans(gt_low), v * steer, input_precision=PRECISION)
+            by_first_high = tl.dot(tl.trans(gt_high), v * steer, input_precision=PRECISION)
+        by_x, _, by_first_beta = _through(by_x, by_v, x, v, beta, LIPSWISH, TANGENT)
         tl.store(part_beta, tl.sum(by_first_beta))
-        by_first_low = tl.dot(tl.trans(gt_low), v * steer, input_precision=PRECISION)
-        by_first_high = tl.dot(tl.trans(gt_high), v * steer, input_precision=PRECISION)
-    else:
-        by_first_low = tl.zeros((B, P), dtype=tl.float32)
-        by_first_high = tl.zeros((B, P), dtype=tl.float32)
     by_first_low = tl.dot(tl.trans(g_low), value_in, by_first_low, input_precision=PRECISION)
     by_first_high = tl.dot(tl.trans(g_high), value_in, by_first_high, input_precision=PRECISION)
     tl.store(part + low[:, None] * P + ins[None, :], by_first_low)
@@ -409,7 +413,7 @@ def _chain(
         _forward_kernel[_grid(x, directions)](
             x, directions, first, middle, last, biases, last_bias, beta, y, tangents, saved,
             n, k, x.shape[1], len(last), directions.stride(0), directions.stride(1),
-            MIDDLE=len(middle), **sizes, SAVE=save, **_mode(first, beta),
+            MIDDLE=len(middle), **sizes, TANGENT=k > 0, SAVE=save, **_mode(first, beta),
         )  # fmt: skip
     return y, tangents, saved
 
@@ -441,7 +445,7 @@ def _chain_backward(
         _backward_kernel[grid](
             grad_y, grad_t, x, directions, first, middle, last, beta, saved, grad_x, grads, parts,
             n, k, x.shape[1], len(last), directions.stride(0), directions.stride(1), *grad_t.stride(),
-            MIDDLE=maps, **sizes, **_mode(first, beta),
+            MIDDLE=maps, **sizes, TANGENT=k > 0, **_mode(first, beta),
         )  # fmt: skip
         _middle_kernel[(maps, splits)](
             saved, grads, beta, middles, n, k, slots,
