@@ -277,6 +277,8 @@ def test_a_run_in_memory_can_be_saved_and_loaded(tmp_path: Path) -> None:
     assert len(kept.dataset().train) == 160
     with pytest.raises(UserError, match="exists already"):
         kept.save(tmp_path / "run")
+    with pytest.raises(UserError, match="no conditional density"):
+        kept.sample(3, given={"city": ["Rome"]})
 
 
 def test_one_column_that_is_no_gaussian_is_fitted() -> None:

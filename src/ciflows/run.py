@@ -131,6 +131,8 @@ class Run:
             temperature: Factor of all normal numbers drawn.
             given: A table of what the density is conditioned on, where it is.
         """
+        if given is not None and not (self.schema and self.schema.given):
+            raise UserError("The run is of no conditional density: there is nothing to be given.")
         if self.schema is None:
             return self.flow.sample(n, seed=seed, temperature=temperature)
         if not self.schema.given:
@@ -334,7 +336,7 @@ def read_description(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
 
 
 def _watch(console: Console, chunks: Iterable[T], what: str) -> Iterable[T]:
-    return track(chunks, what, console=console, transient=True)
+    return track(chunks, what, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _make_folder(

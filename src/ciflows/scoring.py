@@ -66,8 +66,9 @@ def score_data(
     run = load_run(folder, device)
     running, size = RunningSummary(1 if run.flow.exact else samples), math.prod(run.flow.shape)
     with GrowingTable(out) as table:
-        pieces = track(_pieces(run, data, console), "scoring", console=console, transient=True)
-        for index, rows in enumerate(pieces):
+        pieces, hidden = _pieces(run, data, console), not console.is_terminal
+        shown = track(pieces, "scoring", console=console, transient=True, disable=hidden)
+        for index, rows in enumerate(shown):
             part = _estimate(run, rows, samples, std_error, max_samples, seed + index)
             running.add(part)
             columns = {name: getattr(part, name) for name in SCORES}

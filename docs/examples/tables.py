@@ -1,6 +1,6 @@
 """Tables of one's own: default settings beside scikit-learn's densities and a spline flow of zuko's.
 
-    python benchmarks/tables.py --seeds 3 --out runs/tables.json
+    python docs/examples/tables.py --seeds 3 --out runs/tables.json
 
 Each seed is another split of the same rows, and another start. All are given the same training,
 validation and test rows, and are judged by the mean test log-likelihood in the units of the file; of a
