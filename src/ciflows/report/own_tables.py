@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 ROWS = 2000
 SCORE_ROWS, SCORE_DRAWS = 1000, 50
-MOST_PAIRS, MOST_WORST, MOST_EXTREMES, MOST_SHOWN = 6, 8, 5, 12
+MOST_PAIRS, MOST_WORST, MOST_EXTREMES, MOST_SHOWN = 4, 8, 5, 12
 
 
 class TableReport(NamedTuple):
@@ -132,10 +132,13 @@ def _pairs(columns: Sequence[Column], data: Array, name: str, model: Array) -> l
     chosen = sorted(itertools.combinations(places, 2), key=lambda pair: -strength[pair])[:MOST_PAIRS]
     pictures = []
     for i, j in chosen:
-        window, names = _window(data[:, [i, j]]), (columns[i].name, columns[j].name)
-        for title, points in (("data", data), (name, model)):
-            some = _scattered(points[:, [i, j]], [columns[i], columns[j]])
-            draw = partial(draw_pair, points=some, names=names, window=window)
+        pair = columns[i], columns[j]
+        window = _window(_scattered(data[:, [i, j]], pair))
+        for title, points in (("data", data), (name, model[: len(data)])):
+            some = _scattered(points[:, [i, j]], pair)
+            levels = [[str(value) for value in column.categories or ()] for column in pair]
+            names = pair[0].name, pair[1].name
+            draw = partial(draw_pair, points=some, names=names, levels=levels, window=window)
             words = f"{names[1]} against {names[0]}"
             pictures.append(make_picture(draw, PANEL, f"{words}: {title}", title, words))
     return pictures

@@ -244,15 +244,24 @@ def draw_levels(
     _chart(axes, theme)
 
 
-def draw_pair(axes: Axes, theme: Theme, points: Array, names: tuple[str, str], window: Array) -> None:
-    """Two columns against each other."""
+def draw_pair(
+    axes: Axes,
+    theme: Theme,
+    points: Array,
+    names: tuple[str, str],
+    levels: Sequence[Sequence[str]],
+    window: Array,
+) -> None:
+    """Two columns against each other; the levels of one that has few are written out."""
     axes.scatter(points[:, 0], points[:, 1], s=2, color=theme.data, linewidths=0, alpha=0.6)
     axes.set_xlim(*window[0])
     axes.set_ylim(*window[1])
     axes.set_xlabel(_short(names[0]))
     axes.set_ylabel(_short(names[1]))
-    for axis in (axes.xaxis, axes.yaxis):
+    for axis, words in zip((axes.xaxis, axes.yaxis), levels, strict=True):
         axis.set_major_locator(MaxNLocator(4))
+        if 0 < len(words) <= 8:
+            axis.set_ticks(range(len(words)), [word[:10] for word in words])
 
 
 def draw_scores(axes: Axes, theme: Theme, held_out: Array, drawn: Array) -> None:
