@@ -25,6 +25,8 @@ def draw_growth(path: Path, result: Result) -> None:
             points = [one for one in result.growth if one.size == growth.size]
             for model, colour in zip(GROWING, LIGHT.models, strict=False):
                 line = [one for one in points if one.model == model]
+                if not line:  # an interrupted benchmark
+                    continue
                 sizes = [one.value for one in line]
                 ms = [statistics.median(one.timing.ms) for one in line]
                 axes.loglog(sizes, ms, "o-", color=colour, markersize=3, label=model)
