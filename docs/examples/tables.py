@@ -4,7 +4,7 @@
 
 Each seed is another split of the same rows, and another start. All are given the same training,
 validation and test rows, and are judged by the mean test log-likelihood in the units of the file; of a
-discrete value, by its probability, estimated from draws inside its cell for all of them alike.
+discrete value, by its probability, estimated from draws inside its cell (ours from 100).
 
 GaussianMixture and KernelDensity are tuned by validation: the number of components and the kind of
 covariance, the bandwidth; on the standardised columns and on our transformed ones, whichever is better.
