@@ -26,6 +26,7 @@ from ciflows.flow import _rows_at_once
 from ciflows.images import image_grid, png
 from ciflows.models import MODELS
 from ciflows.noise import Noise
+from ciflows.rows import Rows
 from ciflows.run import build_flow, evaluate, fit, resume
 from ciflows.training import TrainingSettings, fit_flow
 from ciflows.training.loop import _Training
@@ -166,15 +167,15 @@ def test_few_images_are_pushed_through_at_once() -> None:
 
 def test_training_images_stay_bytes() -> None:
     flow, images = small("realnvp-image"), stripes(20)
-    training = _Training(flow, images, images, TrainingSettings(batch_size=4), 0, None, None)
-    assert training.train.dtype == torch.uint8
-    assert training._batch(0).dtype == torch.float32
+    rows = Rows(images)
+    training = _Training(flow, rows, rows, TrainingSettings(batch_size=4), 0, None, None)
+    assert training.train.x.dtype == torch.uint8
+    assert training._batch(0).x.dtype == torch.float32
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", [name for name in IMAGES if "realnvp" in name])
 def test_captured_step_equals_the_plain_one(name: str) -> None:
-    from ciflows.rows import Rows
     from ciflows.training.step import CapturedStep, Step
 
     batch, losses = Rows(stripes(40).cuda().float()), []

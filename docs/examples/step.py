@@ -13,6 +13,7 @@ from ciflows import build_model
 from ciflows.config import read_config, read_overrides, resolve
 from ciflows.devices import find_device
 from ciflows.noise import Noise
+from ciflows.rows import Rows
 from ciflows.training.step import make_step
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -32,6 +33,7 @@ images = len(given.shape) > 1
 shape = (config.training.batch_size, *given.shape)
 batch = torch.randint(256, shape, device=device).float() if images else torch.randn(shape, device=device)
 flow.initialise(batch, noise=Noise.seeded(0, device))
+batch = Rows(batch)
 
 begun = time.perf_counter()
 step = make_step(flow, config.training, Noise.seeded(0, device), batch)

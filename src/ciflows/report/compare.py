@@ -25,6 +25,7 @@ from ciflows.report.grids import (
     density_grids,
     find_window,
     in_plane,
+    in_values,
     shared_top,
     true_grid,
 )
@@ -83,10 +84,11 @@ def _draw_densities(figure: Figure, axes: list[Axes], row: Row, name_data: bool 
     dataset = row[0][0].dataset
     if name_data and not _has_truth(row):
         ax, *panels = panels
-        draw_samples(ax, LIGHT, dataset.train[:SAMPLES], None, find_window(dataset), size=0.8)
+        points = in_values(dataset, dataset.train[:SAMPLES])
+        draw_samples(ax, LIGHT, points, None, find_window(dataset), size=0.8)
         ax.set_title(f"{dataset.name}: data", **NAME)
     truth = None if dataset.truth is None else true_grid(dataset.truth)
-    dots = dataset.test if truth is None else None
+    dots = in_values(dataset, dataset.test) if truth is None else None
     named = [(entry.name, _result(entry), grid) for entry, grid in row]
     if dataset.truth is not None and truth is not None:
         words = f"at best {set_number(dataset.truth.limit, '{:.3f}')} nats"
@@ -108,7 +110,8 @@ def _draw_densities(figure: Figure, axes: list[Axes], row: Row, name_data: bool 
 def _draw_samples(axes: list[Axes], row: Row, seed: int) -> None:
     dataset = row[0][0].dataset
     contains = None if dataset.truth is None else dataset.truth.contains
-    drawn = [(entry.flow.sample(SAMPLES, seed=seed).cpu(), "samples") for entry, _ in row]
+    samples = [entry.flow.sample(SAMPLES, seed=seed) for entry, _ in row]
+    drawn = [(in_values(dataset, points), "samples") for points in samples]
     if _has_truth(row):
         drawn.insert(0, (dataset.train[:SAMPLES], "data points"))
     for ax, (points, name) in zip(axes, drawn, strict=False):

@@ -15,6 +15,7 @@ __all__ = [
     "density_grids",
     "find_window",
     "in_plane",
+    "in_values",
     "on_device",
     "shared_top",
     "true_grid",
@@ -83,17 +84,19 @@ class DensityGrid(NamedTuple):
         return float(self.density.mean() * (x_high - x_low) * (y_high - y_low))
 
 
-def density_grid(flow: Flow, window: Window, side: int = GRID_SIDE, seed: int = 0) -> DensityGrid:
+def density_grid(
+    flow: Flow, window: Window, side: int = GRID_SIDE, seed: int = 0, dataset: Dataset | None = None
+) -> DensityGrid:
     """A flow's density on a grid, with most of the draws, where it needs any, for cells that hold mass.
 
     Off the data q(u | x) was never trained and single draws have huge weights: speckle. Which cells get
     more draws is decided by samples of the model. Deciding by the weights themselves would bias p(x):
-    cells whose draws missed the mass would be left at that.
+    cells whose draws missed the mass would be left at that. A data set says in what units the window is.
     """
-    points = on_device(grid_points(window, side), flow)
+    points = on_device(_in_codes(dataset, grid_points(window, side)), flow)
     if flow.exact:
         return DensityGrid(window, _density(flow, points, 1, seed).reshape(side, side), 1)
-    near = _cells_with_mass(flow, window, side, seed)
+    near = _cells_with_mass(in_values(dataset, flow.sample(PILOTS, seed=seed)), window, side)
     rest = FEWEST_DRAWS * int((~near).sum())
     samples = int(np.clip((GRID_DRAWS - rest) // max(1, near.sum()), FEWEST_DRAWS, MOST_DRAWS))
     density = np.empty(side * side)
@@ -105,7 +108,7 @@ def density_grid(flow: Flow, window: Window, side: int = GRID_SIDE, seed: int = 
 def density_grids(entries: Sequence[Entry], seed: int = 0) -> list[DensityGrid | None]:
     """The grid of each entry, None where its data are not in the plane: for reports and pictures."""
     return [
-        density_grid(entry.flow, find_window(entry.dataset), seed=seed)
+        density_grid(entry.flow, find_window(entry.dataset), seed=seed, dataset=entry.dataset)
         if in_plane(entry.dataset)
         else None
         for entry in entries
@@ -135,7 +138,7 @@ def find_window(dataset: Dataset) -> Window:
     """What a plot of data in the plane should show: nearly all of them, and some room around."""
     if dataset.truth is not None:
         return dataset.truth.window
-    some = dataset.train[:100_000].double()
+    some = in_values(dataset, dataset.train[:100_000])
     ends = torch.quantile(some, torch.tensor([0.002, 0.998], dtype=some.dtype), dim=0)
     room = 0.15 * (ends[1] - ends[0]).clamp(min=1e-6)
     (x_low, y_low), (x_high, y_high) = (ends[0] - room).tolist(), (ends[1] + room).tolist()
@@ -143,8 +146,29 @@ def find_window(dataset: Dataset) -> Window:
 
 
 def in_plane(dataset: Dataset) -> bool:
-    """Whether points are drawn as they are: two numbers, and no codes of a table's columns."""
-    return dataset.shape == (2,) and dataset.schema is None
+    """Whether points have a place in the plane: two numbers each, given nothing."""
+    schema = dataset.schema
+    real = schema is None or all(column.kind == "real" for column in schema.columns)
+    return dataset.shape == (2,) and real and (schema is None or not schema.given)
+
+
+def in_values(dataset: Dataset | None, x: Tensor) -> Tensor:
+    """Points (rows, 2) in the units of the data, where a flow has codes of a table's columns."""
+    offset, scale = _units(dataset)
+    return x.double().cpu() * scale + offset
+
+
+def _in_codes(dataset: Dataset | None, values: Tensor) -> Tensor:
+    offset, scale = _units(dataset)
+    return (values - offset) / scale
+
+
+def _units(dataset: Dataset | None) -> tuple[Tensor, Tensor]:
+    schema = None if dataset is None else dataset.schema
+    columns = () if schema is None else schema.columns
+    units = [(column.offset, column.scale) for column in columns] or [(0.0, 1.0)] * 2
+    offset, scale = torch.tensor(units, dtype=torch.float64).unbind(1)
+    return offset, scale
 
 
 def on_device(x: Tensor, flow: Flow) -> Tensor:
@@ -166,11 +190,9 @@ def _density(flow: Flow, points: Tensor, samples: int, seed: int) -> Array:
     return torch.exp(flow.log_prob(points, samples, seed=seed).double()).cpu().numpy()
 
 
-def _cells_with_mass(
-    flow: Flow, window: Window, side: int, seed: int, reach: int = 2
-) -> NDArray[np.bool_]:
+def _cells_with_mass(samples: Tensor, window: Window, side: int, reach: int = 2) -> NDArray[np.bool_]:
     """Which cells (side²) have a sample of the model in them or within `reach` cells."""
-    x = flow.sample(PILOTS, seed=seed).double().cpu().numpy()
+    x = samples.numpy()
     x_low, x_high, y_low, y_high = window
     counts = np.histogram2d(x[:, 1], x[:, 0], side, [[y_low, y_high], [x_low, x_high]])[0]
     around = F.max_pool2d(torch.from_numpy(counts)[None], 2 * reach + 1, 1, reach)

@@ -19,7 +19,7 @@ from torch import Tensor
 from ciflows.bijections import Residual, Series
 from ciflows.diagnostics import draws_curve
 from ciflows.files import parse_toml
-from ciflows.report.grids import DensityGrid, Entry, find_window, shared_top, true_grid
+from ciflows.report.grids import DensityGrid, Entry, find_window, in_values, shared_top, true_grid
 from ciflows.report.plots import (
     CHART,
     COLOURS,
@@ -77,7 +77,7 @@ def densities(
     dataset = entries[0].dataset
     truth = None if dataset.truth is None else true_grid(dataset.truth)
     top = shared_top(grids if truth is None else [truth, *grids])
-    dots = None if log else dataset.test
+    dots = None if log else in_values(dataset, dataset.test)
     kind = "log density" if log else "density"
     named = [(entry.name, grid, _mass(grid)) for entry, grid in zip(entries, grids, strict=True)]
     if truth is not None:
@@ -102,7 +102,8 @@ def samples(entries: Sequence[Entry], drawn: Sequence[Tensor]) -> list[Picture]:
     window = find_window(dataset)
     pictures = []
     names = ["data", *(entry.name for entry in entries)]
-    for name, points in zip(names, [dataset.test[: len(drawn[0])], *drawn], strict=True):
+    for name, codes in zip(names, [dataset.test[: len(drawn[0])], *drawn], strict=True):
+        points = in_values(dataset, codes)
         inside = None if contains is None else contains(points)
         out = None if inside is None else int((~inside).sum())
         note = f"{len(points):,} points" if out is None else f"{out:,} of {len(points):,} outside"
