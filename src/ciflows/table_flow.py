@@ -31,11 +31,9 @@ FIT_ROWS = 200_000
 SEED = 0
 BASE_ROWS, BASE_VALIDATION, BASE_DRAWS = 10_000, 2000, 10
 COMPONENTS = (1, 2, 3, 5, 8, 12, 20, 30)
-PRIORS = (
-    0.3,
-    1.0,
-    3.0,
-)  # rows of the common covariance for each component, in multiples of the features
+MIXTURE_ROWS = 2000  # with more the layers find what a mixture would, and are less misled by chance
+# rows of the common covariance for each component, in multiples of the features
+PRIORS = (0.3, 1.0, 3.0)
 SMOOTHING = 0.5  # rows added to each level: one that was not seen is rare, not impossible
 
 
@@ -97,6 +95,9 @@ def start_as_identity(flow: Flow) -> bool:
 def fit_base(layers: Sequence[Layer], train: Rows, validation: Rows) -> GaussianMixture:
     """The mixture that is best in validation, of few and many components, alike and unlike.
 
+    Of more than `MIXTURE_ROWS` rows it is one Gaussian: a flow that starts from many of them stays closer to
+    the training rows than is good, where there are enough rows to find clusters by itself.
+
     Arguments:
         layers: The columns' layers, fitted.
         train: Training rows; some of them will do.
@@ -108,7 +109,7 @@ def fit_base(layers: Sequence[Layer], train: Rows, validation: Rows) -> Gaussian
         z, _ = layer.encode(z, noise=noise)
     held_out = validation[:BASE_VALIDATION]
     best, best_score, worse = GaussianMixture(1, z.shape[1]), -math.inf, 0
-    for components in COMPONENTS:
+    for components in COMPONENTS if len(train) <= MIXTURE_ROWS else (1,):
         if worse == 2 or (components > 1 and 10 * components > len(z)):
             break
         worse += 1
