@@ -95,8 +95,8 @@ def start_as_identity(flow: Flow) -> bool:
 def fit_base(layers: Sequence[Layer], train: Rows, validation: Rows) -> GaussianMixture:
     """The mixture that is best in validation, of few and many components, alike and unlike.
 
-    Of more than `MIXTURE_ROWS` rows it is one Gaussian: a flow that starts from many of them stays closer to
-    the training rows than is good, where there are enough rows to find clusters by itself.
+    Of more than `MIXTURE_ROWS` rows it is one Gaussian: a flow that starts from many of them stays
+    closer to the training rows than is good, where there are enough rows to find clusters by itself.
 
     Arguments:
         layers: The columns' layers, fitted.
