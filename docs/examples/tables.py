@@ -214,8 +214,10 @@ def main() -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     for name in options.tables:
         frame = TABLES[name]()
-        results[name] = [compare(frame, seed) for seed in range(options.seeds)]
-        options.out.write_text(json.dumps(results, indent=2) + "\n")
+        results[name] = []
+        for seed in range(options.seeds):
+            results[name].append(compare(frame, seed))
+            options.out.write_text(json.dumps(results, indent=2) + "\n")
         columns = {key: np.array([row[key] for row in results[name]]) for key in results[name][0]}
         cells = [
             f"{values.mean():.2f} ± {values.std(ddof=1) / math.sqrt(len(values)):.2f}"
