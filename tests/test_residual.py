@@ -14,8 +14,9 @@ from ciflows import Flow, Indexed, build_model
 from ciflows.bijections import Exact, Residual, Roulette
 from ciflows.bijections.log_det import ELIMINATION_LIMIT
 from ciflows.errors import InversionError
-from ciflows.networks import MLP, LipschitzMLP, chain, converge_norms, update_norms
-from ciflows.networks.chain import silu_chain
+from ciflows.kernels import cpu
+from ciflows.kernels.cpu import silu_chain
+from ciflows.networks import MLP, LipschitzMLP, converge_norms, update_norms
 from ciflows.networks.lipschitz import LipSwish, SpectralLinear
 from ciflows.noise import Noise
 from ciflows.training import TrainingSettings
@@ -103,7 +104,7 @@ def test_lipswish_has_the_gradient_it_claims(tangents: int) -> None:
 def test_chain_has_the_gradient_it_claims(
     tangents: int, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chain, "BLOCK", 2 * (1 + tangents))  # two rows a block: three blocks
+    monkeypatch.setattr(cpu, "BLOCK", 2 * (1 + tangents))  # two rows a block: three blocks
     sizes, rows = [2, 4, 4, 2], 5
     stack = torch.randn(1 + tangents, rows, sizes[0]).double().requires_grad_()
     weights = [torch.randn(out, into).double() for into, out in itertools.pairwise(sizes)]

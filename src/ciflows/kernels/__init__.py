@@ -1,4 +1,8 @@
-"""Kernels of our own for GPUs, where triton is installed (it comes with torch's CUDA builds)."""
+"""Small networks by hand, forwards and backwards.
+
+`cpu` has them in few operations that stay in the cache, `gpu` as one kernel each way, where triton is
+installed (it comes with torch's CUDA builds).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ INSTALLED = find_spec("triton") is not None
 
 
 def fits(x: Tensor, sizes: Sequence[int], tangents: int = 0) -> bool:
-    """Whether `kernels.chain.chain` takes a network of x (*, sizes[0]) with such sizes of its layers."""
+    """Whether `kernels.gpu.chain` takes a network of x (*, sizes[0]) with such sizes of its layers."""
     inputs, *hidden, outputs = sizes
     return (
         INSTALLED

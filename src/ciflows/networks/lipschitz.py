@@ -34,8 +34,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ciflows import kernels
+from ciflows.kernels.cpu import silu_chain
 from ciflows.layers import Shape
-from ciflows.networks.chain import silu_chain
 
 SCALE = 1 / 1.1  # the largest slope of x σ(βx), for every β, is below 1.1
 MAX_POWER_ITERATIONS = 1000
@@ -347,7 +347,7 @@ class LipschitzMLP(LipschitzNetwork):
         return stack[0] + bias, stack[1:]
 
     def _fused(self, x: Tensor, directions: Tensor | None) -> tuple[Tensor, Tensor]:
-        from ciflows.kernels.chain import chain
+        from ciflows.kernels.gpu import chain
 
         first, *between, last = (part for part in self.linears if isinstance(part, SpectralLinear))
         weight = torch.stack([part.weight for part in between])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ciflows import kernels
-from ciflows.networks.chain import tanh_chain
+from ciflows.kernels.cpu import tanh_chain
 
 
 class MLP(nn.Sequential):
@@ -71,7 +71,7 @@ class MLP(nn.Sequential):
         return x
 
     def _fused(self, x: Tensor) -> Tensor:
-        from ciflows.kernels.chain import chain
+        from ciflows.kernels.gpu import chain
 
         first, *between, last = (part for part in self if isinstance(part, nn.Linear))
         biases = [part.bias for part in (first, *between, last)]
