@@ -14,7 +14,7 @@ from ciflows.config import read_config, read_overrides, resolve
 from ciflows.devices import find_device
 from ciflows.noise import Noise
 from ciflows.rows import Rows
-from ciflows.training.step import make_step
+from ciflows.training.step import Step, make_step
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("data", help="whose settings are taken")
@@ -23,6 +23,7 @@ parser.add_argument("shape", type=int, nargs="+")
 parser.add_argument("-c", "--config", action="append", default=[])
 parser.add_argument("--set", action="append", default=[])
 parser.add_argument("--steps", type=int, default=200)
+parser.add_argument("--eager", action="store_true", help="without a graph and compiled layers")
 given = parser.parse_args()
 
 device = find_device("auto")
@@ -36,7 +37,11 @@ flow.initialise(batch, noise=Noise.seeded(0, device))
 batch = Rows(batch)
 
 begun = time.perf_counter()
-step = make_step(flow, config.training, Noise.seeded(0, device), batch)
+noise = Noise.seeded(0, device)
+if given.eager:
+    step = Step(flow, config.training, noise)
+else:
+    step = make_step(flow, config.training, noise, batch)
 step(batch).item()
 first = time.perf_counter() - begun
 times = []

@@ -111,7 +111,7 @@ class Spectral(nn.Module, ABC):
         self.register_buffer("v", v / v.norm())
 
     def scaled_weight(self) -> Tensor:
-        return self.weight * (self.bound / self._norm().clamp(min=self.bound))
+        return _scaled_down(self.weight, self._norm(), self.bound)
 
     @property
     def kind(self) -> Hashable:
@@ -225,15 +225,18 @@ def _stacked(module: nn.Module) -> list[tuple[list[Spectral], Tensor, Tensor, Te
     for part in module.modules():
         if isinstance(part, Spectral):
             groups[part.kind].append(part)
-    return [
-        (
-            maps,
-            torch.stack([part.weight for part in maps]),
-            torch.stack([part.u for part in maps]),
-            torch.stack([part.v for part in maps]),
-        )
-        for maps in groups.values()
-    ]
+    return [(maps, *_stack(maps)) for maps in groups.values()]
+
+
+def _stack(maps: Sequence[Spectral]) -> tuple[Tensor, Tensor, Tensor]:
+    """W, u and v of maps of one kind: (n, *weight), (n, *output), (n, *input)."""
+    parts = ([getattr(part, name) for part in maps] for name in ("weight", "u", "v"))
+    weight, u, v = map(torch.stack, parts)
+    return weight, u, v
+
+
+def _scaled_down(weight: Tensor, norm: Tensor, bound: float) -> Tensor:
+    return weight * (bound / norm.clamp(min=bound))
 
 
 def _power_iteration(kind: Spectral, weight: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -350,10 +353,8 @@ class LipschitzMLP(LipschitzNetwork):
         from ciflows.kernels.gpu import chain
 
         first, *between, last = (part for part in self.linears if isinstance(part, SpectralLinear))
-        weight = torch.stack([part.weight for part in between])
-        u, v = (torch.stack([getattr(part, name) for part in between]) for name in ("u", "v"))
-        norms = (u[:, :, None] * weight * v[:, None, :]).sum((1, 2), keepdim=True)
-        middle = weight * (first.bound / norms.clamp(min=first.bound))
+        weight, u, v = _stack(between)
+        middle = _scaled_down(weight, _norms(first, weight, u, v)[:, None, None], first.bound)
         biases = [part.bias for part in (first, *between, last)]
         beta = F.softplus(self.beta)
         return chain(x, directions, first.scaled_weight(), middle, last.scaled_weight(), biases, beta)

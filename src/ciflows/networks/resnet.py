@@ -75,9 +75,8 @@ class ResNet(nn.Module):
     def _rows(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.mixed and self.training):
             h = self.first(x)
-            if (
-                x.is_cuda
-            ):  # there convolutions are fastest where the channels of a pixel lie side by side
+            # on a GPU convolutions are fastest where the channels of a pixel lie side by side
+            if x.is_cuda:
                 h = h.contiguous(memory_format=torch.channels_last)
             for block in self.blocks:
                 h = block(h)
