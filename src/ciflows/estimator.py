@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ciflows.data.dataset import FEWEST_ROWS
+from ciflows.data.tables import own_names
 from ciflows.errors import UserError
 from ciflows.fitting import fit, in_temporary_folder
 from ciflows.noise import RowNoise
@@ -220,7 +221,7 @@ class CIFDensity(DensityMixin, BaseEstimator):
 
     def _columns(self) -> list[str]:
         names = getattr(self, "feature_names_in_", None)
-        return [f"x{i + 1}" for i in range(self.n_features_in_)] if names is None else list(names)
+        return list(own_names(self.n_features_in_) if names is None else names)
 
 
 def _seed(random_state: int | np.random.RandomState | None) -> int:

@@ -6,17 +6,19 @@ __all__ = ["bits_per_dim", "image_grid", "png"]
 
 import io
 import math
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+Number = TypeVar("Number", float, Tensor)
 BORDER = 1
 GROUND = 128  # grey between the images, which are often black or white themselves
 LONGEST = 600
 
 
-def bits_per_dim(log_prob: float, size: int) -> float:
+def bits_per_dim(log_prob: Number, size: int) -> Number:
     """-log2 p(x) for each of an image's numbers, from its log p(x) in nats."""
     return -log_prob / (size * math.log(2))
 

@@ -73,7 +73,7 @@ def score_data(
             running.add(part)
             columns = {name: getattr(part, name) for name in SCORES}
             if run.images:
-                columns["bits_per_dim"] = -part.log_prob / (size * math.log(2))
+                columns["bits_per_dim"] = bits_per_dim(part.log_prob, size)
             table.add(columns)
     summary = running.result()
     return summary, bits_per_dim(summary.log_prob, size) if run.images else None

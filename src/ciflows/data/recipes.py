@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from ciflows.data.pickles import read_frame
 from ciflows.data.prepared import Parts
-from ciflows.data.tables import read_table
+from ciflows.data.tables import own_names, read_table
 from ciflows.errors import UserError
 
 POWER_SEED = 42
@@ -108,7 +108,7 @@ def hepmass(files: Sequence[Path]) -> Parts:
 
 def miniboone(files: Sequence[Path]) -> Parts:
     """The electron neutrinos; outliers and seven discrete features had been left out of the file."""
-    columns = _own_names(43)
+    columns = own_names(43)
     points = _read_npy(files[0], len(columns))
     cut, end = _cut(len(points))
     points = _standardise(points, points[:end], columns, ddof=0)
@@ -119,7 +119,7 @@ def bsds300_from_patches(files: Sequence[Path]) -> Parts:
     """The patches that were drawn for the literature, as they are."""
     import h5py
 
-    columns = _own_names(PATCH_SIDE**2 - 1)
+    columns = own_names(PATCH_SIDE**2 - 1)
     names = ("train", "validation", "test")
     with reading(files[0], f"an HDF5 file with {', '.join(names)}"), h5py.File(files[0]) as file:
         parts = [file[name].astype(np.float32)[:] for name in names]
@@ -140,7 +140,7 @@ def bsds300_from_images(files: Sequence[Path]) -> Parts:
     rng = RandomState(PATCH_SEED)
     images = zip((rest, validation, test), PATCHES, strict=True)
     parts = [_patches(paths, n, rng) for paths, n in images]
-    return Parts(parts[0], parts[1], parts[2], _own_names(PATCH_SIDE**2 - 1))
+    return Parts(parts[0], parts[1], parts[2], own_names(PATCH_SIDE**2 - 1))
 
 
 # -- what each of them needs -------------------------------------------------------------------------
@@ -268,7 +268,3 @@ def _moments(column: Array, ddof: int) -> tuple[float, float]:
     # The last bits of numpy's own sums depend on the processor.
     mean = math.fsum(column.tolist()) / len(column)
     return mean, math.sqrt(math.fsum(((column - mean) ** 2).tolist()) / (len(column) - ddof))
-
-
-def _own_names(width: int) -> tuple[str, ...]:
-    return tuple(f"x{i + 1}" for i in range(width))

@@ -10,6 +10,7 @@ __all__ = [
     "check_output",
     "errors_of",
     "is_large",
+    "own_names",
     "read_chunks",
     "read_table",
     "write_frame",
@@ -240,7 +241,7 @@ def _scan(path: Path, suffix: str, size: int) -> Iterator[pl.DataFrame]:
             path, separator=separator, has_header=named, infer_schema_length=None, glob=False
         )
         if not named:
-            names = _own_names(len(frame.collect_schema()))
+            names = own_names(len(frame.collect_schema()))
             frame = frame.rename(dict(zip(frame.collect_schema().names(), names, strict=True)))
     else:
         frame = (pl.scan_parquet if suffix == ".parquet" else pl.scan_ipc)(path, glob=False)
@@ -303,7 +304,7 @@ def _array_frame(array: np.ndarray) -> pl.DataFrame:
     if array.ndim != 2:
         raise UserError(f"expected a table (rows, columns); got shape {array.shape}.")
     kind = np.dtype(np.float64) if array.dtype.kind == "f" else array.dtype.newbyteorder("=")
-    return pl.DataFrame(array.astype(kind), schema=_own_names(array.shape[1]), orient="row")
+    return pl.DataFrame(array.astype(kind), schema=own_names(array.shape[1]), orient="row")
 
 
 def _read_csv(
@@ -318,12 +319,13 @@ def _read_csv(
     if named and twice:
         raise UserError(f"column names that occur more than once: {', '.join(twice)}.")
     if not named:
-        frame.columns = _own_names(frame.width)
+        frame.columns = own_names(frame.width)
     return frame, named
 
 
-def _own_names(width: int) -> list[str]:
-    return [f"x{i + 1}" for i in range(width)]
+def own_names(width: int) -> tuple[str, ...]:
+    """The names x1, x2, ... of columns that have none."""
+    return tuple(f"x{i + 1}" for i in range(width))
 
 
 def _is_number(word: str) -> bool:

@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from ciflows.bijections import Residual, Series
+from ciflows.data.tables import own_names
 from ciflows.diagnostics import draws_curve
 from ciflows.files import parse_toml
 from ciflows.report.grids import DensityGrid, Entry, find_window, in_values, shared_top, true_grid
@@ -116,7 +117,7 @@ def marginals(entries: Sequence[Entry], drawn: Sequence[Tensor]) -> list[Picture
     """Histograms of the first features."""
     dataset = entries[0].dataset
     data, models = dataset.test.flatten(1), [points.flatten(1) for points in drawn]
-    columns = [*dataset.columns, *(f"x{i + 1}" for i in range(data.shape[1]))][: data.shape[1]]
+    columns = [*dataset.columns, *own_names(data.shape[1])][: data.shape[1]]
     pictures = []
     for index, column in enumerate(columns[:MOST_MARGINALS]):
         of_column = [(e.name, x[:, index]) for e, x in zip(entries, models, strict=True)]
