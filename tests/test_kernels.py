@@ -10,10 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import zuko
 from torch import Tensor
 
 from ciflows import kernels
-from ciflows.networks import MLP, LipschitzMLP
+from ciflows.networks import MLP, LipschitzMLP, MaskedMLP
 from ciflows.precision import float32_products
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -23,6 +24,9 @@ pytestmark = pytest.mark.skipif(
     not kernels.INSTALLED or not (torch.cuda.is_available() or INTERPRETED),
     reason="needs triton, and CUDA or TRITON_INTERPRET=1",
 )
+
+if kernels.INSTALLED:
+    from ciflows.kernels.gpu_log_det import log_det
 
 
 def results(values: tuple[Tensor, ...], inputs: list[Tensor]) -> list[Tensor]:
@@ -69,7 +73,8 @@ def test_a_lipschitz_network_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "leading"), [((2, 4, [10, 10]), (37,)), ((1, 2, [64, 64, 64]), (3, 5))]
+    ("sizes", "leading"),
+    [((2, 4, [10, 10]), (37,)), ((1, 2, [64, 64, 64]), (3, 5)), ((3, 2, [200, 200]), (20,))],
 )
 def test_a_perceptron(sizes: tuple[int, int, list[int]], leading: tuple[int, ...]) -> None:
     torch.manual_seed(0)
@@ -78,6 +83,34 @@ def test_a_perceptron(sizes: tuple[int, int, list[int]], leading: tuple[int, ...
     check((network._plain(x),), (network._fused(x),), [x, *network.parameters()])
 
 
-@pytest.mark.parametrize("sizes", [(2, 256, 256, 2), (2, 32, 64, 2), (65, 32, 32, 65), (2, 32, 2)])
-def test_other_sizes_are_left_to_torch(sizes: tuple[int, ...]) -> None:
-    assert not kernels.fits(torch.zeros(3, sizes[0], device=DEVICE), sizes)
+def test_a_masked_network() -> None:
+    torch.manual_seed(0)
+    adjacency = torch.ones(3, 3).tril(-1).bool().repeat_interleave(2, 0)
+    network = MaskedMLP(zuko.nn.MaskedMLP(adjacency, [50, 50])).to(DEVICE)
+    x = torch.randn(20, 3, device=DEVICE, requires_grad=True)
+    check((network._plain(x),), (network._fused(x),), [x, *network.parameters()])
+
+
+@pytest.mark.parametrize("features", [3, 17, 43])
+def test_log_determinants(features: int) -> None:
+    torch.manual_seed(0)
+    jacobian = torch.randn(5, features, features, device=DEVICE)
+    jacobian *= 0.9 / torch.linalg.matrix_norm(jacobian, 2)[:, None, None]
+    matrix = torch.eye(features, device=DEVICE)[:, None] + jacobian.movedim(1, 0)
+    matrix.requires_grad_()
+    plain = torch.linalg.slogdet(matrix.movedim(0, -2)).logabsdet
+    check((plain,), (log_det(matrix),), [matrix])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tangents"),
+    [
+        ((2, 300, 300, 2), 0),
+        ((2, 200, 200, 2), 2),
+        ((2, 32, 64, 2), 0),
+        ((70, 9, 9, 70), 0),
+        ((2, 32, 2), 0),
+    ],
+)
+def test_other_sizes_are_left_to_torch(sizes: tuple[int, ...], tangents: int) -> None:
+    assert not kernels.fits(torch.zeros(3, sizes[0], device=DEVICE), sizes, tangents)

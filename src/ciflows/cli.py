@@ -62,7 +62,7 @@ SamplesOption = Annotated[
         help="A .csv or .parquet file; a .png or .npy one for images. samples.csv or .png if not given.",
     ),
 ]
-PrecisionOption = Annotated[str | None, typer.Option(help="float32, float64 or tf32.")]
+PrecisionOption = Annotated[str | None, typer.Option(help="float32, float64, tf32 or mixed.")]
 MinutesOption = Annotated[
     float | None,
     typer.Option(help="Train each model for so many minutes at most; the schedule is fitted to them."),

@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ciflows import kernels
 from ciflows.layers import Shape, leading_shape, sum_event
 from ciflows.networks.lipschitz import LipschitzNetwork
 from ciflows.noise import Noise
@@ -210,6 +211,10 @@ def log_det(matrix: Tensor) -> Tensor:
     Each step takes out one row and column and leaves the Schur complement of the rest.
     """
     if matrix.shape[-1] > ELIMINATION_LIMIT:
+        if kernels.fits_matrix(matrix):
+            from ciflows.kernels.gpu_log_det import log_det as by_kernel
+
+            return by_kernel(matrix)
         return torch.linalg.slogdet(matrix.movedim(0, -2)).logabsdet
     total = matrix.new_zeros(())
     while True:

@@ -6,7 +6,7 @@ installed (it comes with torch's CUDA builds).
 
 from __future__ import annotations
 
-__all__ = ["fits"]
+__all__ = ["fits", "fits_matrix"]
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -14,9 +14,11 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-MOST_HIDDEN = 128
+MOST_HIDDEN = 256
+MOST_HIDDEN_WITH_TANGENTS = 128
 MOST_INPUTS = 64
-MOST_NUMBERS = 2**31 - 1  # offsets are 32-bit integers
+MOST_ROWS = 64
+MOST_NUMBERS = 2**31 - 1  # offsets are 32-bit integers; padding up to doubles what there is
 
 INSTALLED = find_spec("triton") is not None
 
@@ -30,7 +32,18 @@ def fits(x: Tensor, sizes: Sequence[int], tangents: int = 0) -> bool:
         and x.dtype == torch.float32
         and len(hidden) > 1
         and len(set(hidden)) == 1
-        and hidden[0] <= MOST_HIDDEN
+        and hidden[0] <= (MOST_HIDDEN_WITH_TANGENTS if tangents else MOST_HIDDEN)
         and max(inputs, outputs) <= MOST_INPUTS
-        and 0 < x.numel() // inputs * (1 + tangents) * sum(hidden) <= MOST_NUMBERS
+        and 0 < x.numel() // inputs * (1 + tangents) * 2 * sum(hidden) <= MOST_NUMBERS
+    )
+
+
+def fits_matrix(matrix: Tensor) -> bool:
+    """Whether `kernels.gpu_log_det.log_det` takes matrices (d, *, d)."""
+    return (
+        INSTALLED
+        and matrix.is_cuda
+        and matrix.dtype == torch.float32
+        and len(matrix) <= MOST_ROWS
+        and 0 < matrix.numel() <= MOST_NUMBERS
     )

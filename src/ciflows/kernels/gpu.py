@@ -4,33 +4,39 @@
     t₁ = W₁ (a'(x) ⊙ v)      tₗ = Wₗ (a'(hₗ₋₁) ⊙ tₗ₋₁)     for each direction v
 
 Run layer by layer, networks of this size keep a GPU waiting for the start of kernels. Here a program
-takes a few rows through the whole chain, the value and one of its tangents together, and waits for no
-other one. On the way back the gradient of the value is linear in what the tangents bend it by, so that
-each program goes back with its own share of it; the shares are added at the end, in a fixed order.
+takes a tile of rows through the whole chain and waits for no other one. A point has S rows in a tile:
+its value first, then S - 1 of its tangents, so that one product with a weight serves them all. Where a
+point has more tangents they are taken in groups, each with the value again. On the way back the gradient
+of the value is linear in what the tangents bend it by, so that each group goes back with its own share
+of it; the shares are added at the end, in a fixed order.
 
-`networks.MLP` (a = tanh, none before W₁, no tangents) and `networks.LipschitzMLP` (a = LipSwish) come
-here where they can; their own forward says the same in plain torch.
+`networks.LipschitzMLP` (a = LipSwish), `networks.MLP` (tanh) and `networks.MaskedMLP` (ReLU; both without
+tangents, and with nothing before W₁) come here where they can; their own forward says the same in plain
+torch.
 """
 
-# ruff: noqa: N803
+# ruff: noqa: N803, RUF005
 # mypy: ignore-errors
 # Triton's functions are no Python: constants are in capitals, and types are those of its compiler.
 
 from __future__ import annotations
 
-__all__ = ["chain"]
+__all__ = ["chain", "perceptron"]
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
 SCALE: tl.constexpr = tl.constexpr(1 / 1.1)  # that of `networks.lipschitz.LipSwish`
-ROWS = 16  # of a program: the fewest that a product takes, so that small batches keep all of a GPU busy
-SPLITS = 32  # programs that share the sum over rows of one weight's gradient
+SLOTS = 16  # rows of one point in a tile, at most
+FEW_ROWS = 4096
+CHUNK = 64  # rows that are multiplied together in that sum
+PART = 64  # hidden units that are held together
+SPLITS = 16  # programs that share the sum over rows of one weight's gradient
 
 
 def chain(
@@ -40,7 +46,8 @@ def chain(
     middle: Tensor,
     last: Tensor,
     biases: Sequence[Tensor],
-    beta: Tensor | None,
+    activation: str,
+    beta: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """y (*, outputs) and the tangents (k, *, outputs), differentiable in all but the directions.
 
@@ -51,34 +58,115 @@ def chain(
         middle: W₂, ..., Wₙ₋₁ (n - 2, H, H).
         last: Wₙ (outputs, H).
         biases: b₁, ..., bₙ.
-        beta: Those of LipSwish before each map (n,); None for tanh between maps.
+        activation: What a is: "lipswish", before each map; "tanh" or "relu", between maps.
+        beta: The β of each LipSwish (n,).
     """
     leading = x.shape[:-1]
     rows = x.reshape(-1, x.shape[-1])
     slots = x.new_zeros(0, *rows.shape) if directions is None else directions.flatten(1, -2)
-    beta = x.new_zeros(()) if beta is None else beta
+    beta = x.new_zeros(0) if beta is None else beta
     between = torch.stack(biases[:-1])
-    more = max(32, triton.next_power_of_2(len(first))) - len(first)
-    if more:  # units without weights, whose values and tangents stay 0
-        first, last = F.pad(first, (0, 0, 0, more)), F.pad(last, (0, more))
-        middle, between = F.pad(middle, (0, more, 0, more)), F.pad(between, (0, more))
     save = torch.is_grad_enabled()
-    y, tangents, _ = _chain(rows, slots, first, middle, last, between, biases[-1], beta, save)
+    y, tangents, _ = _chain(
+        rows, slots, first, middle, last, between, biases[-1], beta, activation, save
+    )
     return y.reshape(*leading, -1), tangents.reshape(len(slots), *leading, y.shape[-1])
 
 
+def perceptron(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], activation: str
+) -> Tensor:
+    """The chain alone, without tangents: (*, inputs) -> (*, outputs)."""
+    first, *between, last = weights
+    middle = between[0][None] if len(between) == 1 else torch.stack(between)
+    return chain(x, None, first, middle, last, biases, activation)[0]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a chain is cut up.
+
+    Attributes:
+        points: Points in a tile.
+        slots: Rows of a point in a tile.
+        tiles: Tiles of points.
+        groups: Groups of tangents.
+        sizes: Hidden units, inputs and outputs; and in how many parts of which size the first are held,
+            and the others, padded to what products take. Units that are not there have no weights, so
+            that their values stay 0.
+    """
+
+    points: int
+    slots: int
+    tiles: int
+    groups: int
+    sizes: dict[str, int]
+
+    @staticmethod
+    def of(x: Tensor, directions: Tensor, first: Tensor, last: Tensor) -> Plan:
+        n, k = len(x), len(directions)
+        slots = min(SLOTS, triton.next_power_of_2(1 + k))
+        groups = triton.cdiv(k, slots - 1) if k else 1
+        rows = max(slots, _tile_rows(n * slots * groups))
+        true = {"HIDDEN": len(first), "INPUTS": first.shape[1], "OUTPUTS": len(last)}
+        hidden, inputs, outputs = (max(16, triton.next_power_of_2(size)) for size in true.values())
+        part = min(PART, hidden)
+        sizes = true | {"N": hidden // part, "B": part, "P": inputs, "Q": outputs}
+        return Plan(rows // slots, slots, triton.cdiv(n, rows // slots), groups, sizes)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.tiles, self.groups
+
+    @property
+    def programs(self) -> int:
+        return self.tiles * self.groups
+
+    @property
+    def rows(self) -> int:
+        return self.points * self.slots
+
+    @property
+    def hidden(self) -> int:
+        return self.sizes["N"] * self.sizes["B"]
+
+    def cuts(self, maps: int) -> list[int]:
+        """Sizes of the gradients in a row of parts: of the first and last map, the biases, beta."""
+        hidden, inputs, outputs = (self.sizes[name] for name in ("HIDDEN", "INPUTS", "OUTPUTS"))
+        return [hidden * inputs, outputs * hidden, (maps + 1) * hidden, outputs, maps + 2]
+
+
+def _tile_rows(rows: int) -> int:
+    """Rows of a tile: where there are few, the fewest that products take, to keep all of a GPU busy."""
+    return 16 if rows <= FEW_ROWS else 32
+
+
+# Were a single middle map known to the compiler, its loop would be none, and products that follow each
+# other would be done by every warp as a whole.
+_kernel = triton.jit(do_not_specialize=["maps"])
+
+
 @triton.jit
-def _activate(h, beta, LIPSWISH: tl.constexpr):
+def _activate(h, beta, ACTIVATION: tl.constexpr):
     """a(h) and a'(h)."""
-    if LIPSWISH:
+    if ACTIVATION == "lipswish":
         bh = beta * h
         s = tl.sigmoid(bh)
         value = h * s * SCALE
         slope = s * (1 + bh * (1 - s)) * SCALE
-    else:
+    elif ACTIVATION == "tanh":
         value = 2 * tl.sigmoid(2 * h) - 1
         slope = 1 - value * value
+    else:
+        slope = tl.where(h > 0, 1.0, 0.0)
+        value = h * slope
     return value, slope
+
+
+@triton.jit
+def _beta(pointer, layer, ACTIVATION: tl.constexpr):
+    """β of the activation before a map, where it has one."""
+    return tl.load(pointer + layer) if ACTIVATION == "lipswish" else 1.0
 
 
 @triton.jit
@@ -91,6 +179,15 @@ def _bend(h, beta):
     s = tl.sigmoid(bh)
     steep = s * (1 - s) * SCALE
     return h * steep, (2 + bh * (1 - 2 * s)) * steep
+
+
+@triton.jit
+def _spread(tile, R: tl.constexpr, S: tl.constexpr, B: tl.constexpr):
+    """The sum of the S rows (S, B) of each point, in each of its rows."""
+    if S == 1:
+        return tile
+    total = tl.sum(tl.reshape(tile, (R, S, B)), axis=1, keep_dims=True)
+    return tl.reshape(tl.broadcast_to(total, (R, S, B)), (R * S, B))
 
 
 @triton.jit
@@ -107,252 +204,310 @@ def _store(pointer, tile, rows, columns, stride, row_mask, column_mask):
 
 
 @triton.jit
+def _place(M: tl.constexpr, R: tl.constexpr, S: tl.constexpr, n, k):
+    """Point and direction of each row of this program's tile; which are values, and which tangents."""
+    rows = tl.arange(0, M)
+    points, slots = tl.program_id(0) * R + rows // S, rows % S
+    directions = tl.program_id(1) * (S - 1) + slots - 1
+    is_point, is_value = points < n, slots == 0
+    return points, directions, is_point & is_value, is_point & (slots > 0) & (directions < k)
+
+
+@triton.jit
+def _enter(
+    x_ptr, v_ptr, points, directions, value_rows, tangent_rows, beta_ptr, v_slot, v_row,
+    INPUTS: tl.constexpr, P: tl.constexpr, S: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """x and v of each row (rows, P), and what enters the first map: a(x), or a'(x) v."""
+    ins = tl.arange(0, P)
+    is_in = ins < INPUTS
+    x = _load(x_ptr, points, ins, INPUTS, value_rows | tangent_rows, is_in)
+    v = tl.zeros_like(x)
+    tile = x
+    if ACTIVATION == "lipswish":
+        tile, slope = _activate(x, tl.load(beta_ptr), ACTIVATION)
+        if S > 1:
+            v = _load(v_ptr + directions[:, None] * v_slot, points, ins, v_row, tangent_rows, is_in)
+            tile = tl.where(tangent_rows[:, None], v * slope, tile)
+    return x, v, tile
+
+
+# A tile of hidden units (rows, H) is held in N parts of B columns, so that products fit in registers. In
+# memory a program's tile lies in one piece.
+
+
+@triton.jit
+def _columns(
+    parts, weight_ptr, columns, is_column, HIDDEN: tl.constexpr, B: tl.constexpr,
+    N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The columns of T Wᵀ for a tile T (rows, hidden) in parts, W (columns, hidden)."""
+    total = tl.zeros((parts[0].shape[0], columns.shape[0]), dtype=tl.float32)
+    for i in tl.static_range(N):
+        units = i * B + tl.arange(0, B)[:, None]
+        at = weight_ptr + columns[None, :] * HIDDEN + units
+        weight = tl.load(at, mask=is_column[None, :] & (units < HIDDEN), other=0.0)
+        total = tl.dot(parts[i], weight, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def _adjoint_columns(
+    parts, weight_ptr, columns, is_column, stride, HIDDEN: tl.constexpr, B: tl.constexpr,
+    N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The columns of T W for a tile T (rows, hidden) in parts, W (hidden, columns)."""
+    total = tl.zeros((parts[0].shape[0], columns.shape[0]), dtype=tl.float32)
+    for i in tl.static_range(N):
+        units = i * B + tl.arange(0, B)[:, None]
+        at = weight_ptr + units * stride + columns[None, :]
+        weight = tl.load(at, mask=is_column[None, :] & (units < HIDDEN), other=0.0)
+        total = tl.dot(parts[i], weight, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
 def _product(
-    low, high, weight_ptr, columns, stride, is_column, B: tl.constexpr, PRECISION: tl.constexpr
+    parts, weight_ptr, HIDDEN: tl.constexpr, B: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """The columns of [low, high] Wᵀ for the two halves (R, B) of a tile, W (columns, 2 B)."""
-    units = tl.arange(0, B)
-    at = weight_ptr + columns[None, :] * stride + units[:, None]
-    block = tl.load(at, mask=is_column[None, :], other=0.0)
-    total = tl.dot(low, block, input_precision=PRECISION)
-    block = tl.load(at + B, mask=is_column[None, :], other=0.0)
-    return tl.dot(high, block, total, input_precision=PRECISION)
+    """T Wᵀ in parts, for a tile T in parts, W (hidden, hidden)."""
+    after = ()
+    for i in tl.static_range(N):
+        units = i * B + tl.arange(0, B)
+        tile = _columns(parts, weight_ptr, units, units < HIDDEN, HIDDEN, B, N, PRECISION)
+        after = after + (tile,)
+    return after
 
 
 @triton.jit
 def _adjoint(
-    low, high, weight_ptr, columns, stride, is_column, B: tl.constexpr, PRECISION: tl.constexpr
+    parts, weight_ptr, HIDDEN: tl.constexpr, B: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """The columns of [low, high] W for the two halves (R, B) of a tile, W (2 B, columns)."""
-    units = tl.arange(0, B)
-    at = weight_ptr + units[:, None] * stride + columns[None, :]
-    block = tl.load(at, mask=is_column[None, :], other=0.0)
-    total = tl.dot(low, block, input_precision=PRECISION)
-    block = tl.load(at + B * stride, mask=is_column[None, :], other=0.0)
-    return tl.dot(high, block, total, input_precision=PRECISION)
-
-
-# Tiles of hidden units are held in two halves, `low` and `high`, which keeps them in registers; and the
-# loops over the middle maps, which are not unrolled, end each turn with its products: triton then gives
-# each warp some of their columns.
+    """T W in parts, for a tile T in parts, W (hidden, hidden)."""
+    after = ()
+    for i in tl.static_range(N):
+        units = i * B + tl.arange(0, B)
+        tile = _adjoint_columns(
+            parts, weight_ptr, units, units < HIDDEN, HIDDEN, HIDDEN, B, N, PRECISION
+        )
+        after = after + (tile,)
+    return after
 
 
 @triton.jit
+def _forth(
+    parts, layer, biases_ptr, beta_ptr, saved_ptr, is_value, HIDDEN: tl.constexpr, B: tl.constexpr,
+    N: tl.constexpr, R: tl.constexpr, S: tl.constexpr, ACTIVATION: tl.constexpr, SAVE: tl.constexpr,
+):  # fmt: skip
+    """From Wₗ a(hₗ₋₁) and its tangents to a(hₗ) and those of that; saves hₗ and its tangents."""
+    beta = _beta(beta_ptr, layer + 1, ACTIVATION)
+    after = ()
+    for i in tl.static_range(N):
+        units = i * B + tl.arange(0, B)
+        bias = tl.load(biases_ptr + layer * HIDDEN + units, mask=units < HIDDEN, other=0.0)
+        tile = parts[i] + tl.where(is_value, bias[None, :], 0.0)
+        if SAVE:
+            tl.store(saved_ptr + tl.arange(0, R * S)[:, None] * (N * B) + units[None, :], tile)
+        h = _spread(tl.where(is_value, tile, 0.0), R, S, B)
+        value, slope = _activate(h, beta, ACTIVATION)
+        after = after + (tl.where(is_value, value, tile * slope),)
+    return after
+
+
+@_kernel
 def _forward_kernel(
     x_ptr, v_ptr, first_ptr, middle_ptr, last_ptr, biases_ptr, last_bias_ptr, beta_ptr,
-    y_ptr, t_ptr, saved_ptr, n, k, inputs, outputs, v_slot, v_row,
-    MIDDLE: tl.constexpr, B: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, R: tl.constexpr,
-    LIPSWISH: tl.constexpr, TANGENT: tl.constexpr, SAVE: tl.constexpr, PRECISION: tl.constexpr,
+    y_ptr, t_ptr, saved_ptr, n, k, maps, v_slot, v_row,
+    HIDDEN: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
+    N: tl.constexpr, B: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
+    R: tl.constexpr, S: tl.constexpr,
+    ACTIVATION: tl.constexpr, SAVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program: R rows and one of their tangents, from x to y."""
-    H: tl.constexpr = 2 * B
-    slot = tl.program_id(1)
-    rows = tl.program_id(0) * R + tl.arange(0, R)
-    low, high, ins, outs = tl.arange(0, B), tl.arange(B, H), tl.arange(0, P), tl.arange(0, Q)
-    is_row, is_unit, is_in, is_out = rows < n, low < B, ins < inputs, outs < outputs
+    """One program: R points with some of their tangents, from x to y."""
+    M: tl.constexpr = R * S
+    size: tl.constexpr = M * N * B
+    programs = tl.num_programs(0) * tl.num_programs(1)
+    saved_ptr += (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * size
+    points, directions, value_rows, tangent_rows = _place(M, R, S, n, k)
+    is_value = (tl.arange(0, M) % S == 0)[:, None]
+    ins, outs = tl.arange(0, P), tl.arange(0, Q)
+    is_in, is_out = ins < INPUTS, outs < OUTPUTS
 
-    value = _load(x_ptr, rows, ins, inputs, is_row, is_in)
-    first_low = tl.trans(_load(first_ptr, low, ins, inputs, is_unit, is_in))
-    first_high = tl.trans(_load(first_ptr, high, ins, inputs, is_unit, is_in))
-    t_low = tl.zeros((R, B), dtype=tl.float32)
-    t_high = tl.zeros((R, B), dtype=tl.float32)
-    if LIPSWISH:
-        value, steer = _activate(value, tl.load(beta_ptr), LIPSWISH)
-    if TANGENT:
-        v = _load(v_ptr + slot * v_slot, rows, ins, v_row, is_row, is_in) * steer
-        t_low = tl.dot(v, first_low, input_precision=PRECISION)
-        t_high = tl.dot(v, first_high, input_precision=PRECISION)
-    h_low = tl.dot(value, first_low, input_precision=PRECISION)
-    h_high = tl.dot(value, first_high, input_precision=PRECISION)
-
-    for layer in range(MIDDLE + 1):
-        h_low += tl.load(biases_ptr + layer * H + low)[None, :]
-        h_high += tl.load(biases_ptr + layer * H + high)[None, :]
-        if SAVE:
-            saved = saved_ptr + layer * (1 + k) * n * H
-            _store(saved, h_low, rows, low, H, is_row & (slot == 0), is_unit)
-            _store(saved, h_high, rows, high, H, is_row & (slot == 0), is_unit)
-            if TANGENT:
-                _store(saved, t_low, (1 + slot) * n + rows, low, H, is_row, is_unit)
-                _store(saved, t_high, (1 + slot) * n + rows, high, H, is_row, is_unit)
-        beta = tl.load(beta_ptr + (layer + 1) * LIPSWISH)
-        h_low, slope_low = _activate(h_low, beta, LIPSWISH)
-        h_high, slope_high = _activate(h_high, beta, LIPSWISH)
-        if TANGENT:
-            t_low *= slope_low
-            t_high *= slope_high
-        if layer < MIDDLE:
-            weight = middle_ptr + layer * H * H
-            after_low = _product(h_low, h_high, weight, low, H, is_unit, B, PRECISION)
-            h_high = _product(h_low, h_high, weight, high, H, is_unit, B, PRECISION)
-            h_low = after_low
-            if TANGENT:
-                after_low = _product(t_low, t_high, weight, low, H, is_unit, B, PRECISION)
-                t_high = _product(t_low, t_high, weight, high, H, is_unit, B, PRECISION)
-                t_low = after_low
-
-    y = _product(h_low, h_high, last_ptr, outs, H, is_out, B, PRECISION)
+    _, _, tile = _enter(
+        x_ptr, v_ptr, points, directions, value_rows, tangent_rows, beta_ptr, v_slot, v_row,
+        INPUTS, P, S, ACTIVATION,
+    )  # fmt: skip
+    parts = ()
+    for i in tl.static_range(N):
+        units = i * B + tl.arange(0, B)
+        first = _load(first_ptr, units, ins, INPUTS, units < HIDDEN, is_in)
+        parts = parts + (tl.dot(tile, tl.trans(first), input_precision=PRECISION),)
+    for layer in range(maps):
+        saved = saved_ptr + layer * programs * size
+        parts = _forth(
+            parts, layer, biases_ptr, beta_ptr, saved, is_value, HIDDEN, B, N, R, S, ACTIVATION, SAVE
+        )
+        parts = _product(parts, middle_ptr + layer * HIDDEN * HIDDEN, HIDDEN, B, N, PRECISION)
+    saved = saved_ptr + maps * programs * size
+    parts = _forth(
+        parts, maps, biases_ptr, beta_ptr, saved, is_value, HIDDEN, B, N, R, S, ACTIVATION, SAVE
+    )
+    y = _columns(parts, last_ptr, outs, is_out, HIDDEN, B, N, PRECISION)
+    if S > 1:
+        _store(t_ptr, y, directions * n + points, outs, OUTPUTS, tangent_rows, is_out)
     y += tl.load(last_bias_ptr + outs, mask=is_out, other=0.0)[None, :]
-    _store(y_ptr, y, rows, outs, outputs, is_row & (slot == 0), is_out)
-    if TANGENT:
-        t = _product(t_low, t_high, last_ptr, outs, H, is_out, B, PRECISION)
-        _store(t_ptr, t, slot * n + rows, outs, outputs, is_row, is_out)
+    _store(y_ptr, y, points, outs, OUTPUTS, value_rows & (tl.program_id(1) == 0), is_out)
 
 
 @triton.jit
-def _through(g, gt, h, t, beta, LIPSWISH: tl.constexpr, TANGENT: tl.constexpr):
-    """From the gradients of a(h) and a'(h) t to those of h and t, and to β's from each place."""
-    _, slope = _activate(h, beta, LIPSWISH)
-    grad_h = g * slope
-    by_beta = grad_h
-    if LIPSWISH:
-        swell, bent = _bend(h, beta)
-        by_beta = g * swell * h
-        if TANGENT:
-            bent *= gt * t
-            grad_h += bent * beta
-            by_beta += bent * h
-            gt *= slope
-    return grad_h, gt, by_beta
+def _back(
+    parts, layer, beta_ptr, saved_ptr, part_biases, part_beta, is_value,
+    HIDDEN: tl.constexpr, B: tl.constexpr, N: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """From the gradients of a(hₗ) and its tangents to those of hₗ and its own; also a(hₗ) and its own.
+
+    Stores parts of the gradients of bₗ and β.
+    """
+    beta = _beta(beta_ptr, layer + 1, ACTIVATION)
+    rows = tl.arange(0, R * S)[:, None]
+    by_beta = 0.0
+    after, acts = (), ()
+    for i in tl.static_range(N):
+        units = i * B + tl.arange(0, B)
+        at = rows * (N * B) + units[None, :]
+        tile = tl.load(saved_ptr + at)
+        h = tile
+        if S > 1:
+            h = tl.load(saved_ptr + (rows // S * S) * (N * B) + units[None, :])
+        value, slope = _activate(h, beta, ACTIVATION)
+        acts = acts + (tl.where(is_value, value, tile * slope),)
+        g = parts[i] * slope
+        if ACTIVATION == "lipswish":
+            swell, bent = _bend(h, beta)
+            bent *= tl.where(is_value, 0.0, parts[i] * tile)
+            by_beta += tl.sum(tl.where(is_value, parts[i] * swell, bent) * h)
+            if S > 1:
+                g += tl.where(is_value, beta * _spread(bent, R, S, B), 0.0)
+        total = tl.sum(tl.where(is_value, g, 0.0), axis=0)
+        tl.store(part_biases + layer * HIDDEN + units, total, mask=units < HIDDEN)
+        after = after + (g,)
+    if ACTIVATION == "lipswish":
+        tl.store(part_beta + layer + 1, by_beta)
+    return after, acts
 
 
 @triton.jit
+def _keep_tile(pointer, parts, B: tl.constexpr, N: tl.constexpr, M: tl.constexpr):
+    """Store a tile (M, H) in parts as (H, M): as the sum over rows reads it fastest."""
+    for i in tl.static_range(N):
+        units = i * B + tl.arange(0, B)
+        tl.store(pointer + units[None, :] * M + tl.arange(0, M)[:, None], parts[i])
+
+
+@_kernel
 def _backward_kernel(
     grad_y_ptr, grad_t_ptr, x_ptr, v_ptr, first_ptr, middle_ptr, last_ptr, beta_ptr, saved_ptr,
-    grad_x_ptr, grads_ptr, parts_ptr, n, k, inputs, outputs, v_slot, v_row, t_slot, t_row, t_column,
-    MIDDLE: tl.constexpr, B: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, R: tl.constexpr,
-    LIPSWISH: tl.constexpr, TANGENT: tl.constexpr, PRECISION: tl.constexpr,
+    grad_x_ptr, acts_ptr, grads_ptr, parts_ptr, n, k, maps, v_slot, v_row, t_slot, t_row, t_column,
+    HIDDEN: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
+    N: tl.constexpr, B: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
+    R: tl.constexpr, S: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program: the same rows and tangent, from the gradients of y to those of x.
+    """One program: the same tile, from the gradients of y to those of x.
 
-    The gradients of all h and t go to `grads` (n - 1, slots + k, rows, H), the shares of those of h
-    first; a program's part of the gradients of the first and last map, the biases and beta to `parts`.
+    What enters the middle maps goes to `acts`, and the gradients of what leaves them to `grads`, both
+    (n - 2, programs, H, rows); a program's part of the gradients of the first and last map, the biases
+    and beta to `parts`.
     """
-    H: tl.constexpr = 2 * B
-    slot, slots = tl.program_id(1), tl.num_programs(1)
-    rows = tl.program_id(0) * R + tl.arange(0, R)
-    low, high, ins, outs = tl.arange(0, B), tl.arange(B, H), tl.arange(0, P), tl.arange(0, Q)
-    is_row, is_unit, is_in, is_out = rows < n, low < B, ins < inputs, outs < outputs
-    t_rows = (1 + slot) * n + rows
-    part = parts_ptr + (tl.program_id(0) * slots + slot) * (
-        H * P + Q * H + (MIDDLE + 1) * H + Q + MIDDLE + 2
-    )
-    part_last = part + H * P
-    part_biases = part_last + Q * H
-    part_last_bias = part_biases + (MIDDLE + 1) * H
-    part_beta = part_last_bias + Q
+    M: tl.constexpr = R * S
+    size: tl.constexpr = M * N * B
+    group = tl.program_id(1)
+    program = tl.program_id(0) * tl.num_programs(1) + group
+    programs = tl.num_programs(0) * tl.num_programs(1)
+    saved_ptr, acts_ptr = saved_ptr + program * size, acts_ptr + program * size
+    grads_ptr += program * size
+    points, directions, value_rows, tangent_rows = _place(M, R, S, n, k)
+    is_value = (tl.arange(0, M) % S == 0)[:, None]
+    ins, outs = tl.arange(0, P), tl.arange(0, Q)
+    is_in, is_out = ins < INPUTS, outs < OUTPUTS
+    part = parts_ptr + program * (HIDDEN * (INPUTS + OUTPUTS + maps + 1) + OUTPUTS + maps + 2)
+    part_last = part + HIDDEN * INPUTS
+    part_biases = part_last + OUTPUTS * HIDDEN
+    part_last_bias = part_biases + (maps + 1) * HIDDEN
+    part_beta = part_last_bias + OUTPUTS
 
-    grad_y = _load(grad_y_ptr, rows, outs, outputs, is_row & (slot == 0), is_out)
-    tl.store(part_last_bias + outs, tl.sum(grad_y, axis=0))
-    saved = saved_ptr + MIDDLE * (1 + k) * n * H
-    last_low = _load(last_ptr, outs, low, H, is_out, is_unit)
-    last_high = _load(last_ptr, outs, high, H, is_out, is_unit)
-    beta = tl.load(beta_ptr + (MIDDLE + 1) * LIPSWISH)
-    value, slope_low = _activate(_load(saved, rows, low, H, is_row, is_unit), beta, LIPSWISH)
-    by_last_low = tl.dot(tl.trans(grad_y), value, input_precision=PRECISION)
-    value, slope_high = _activate(_load(saved, rows, high, H, is_row, is_unit), beta, LIPSWISH)
-    by_last_high = tl.dot(tl.trans(grad_y), value, input_precision=PRECISION)
-    g_low = tl.dot(grad_y, last_low, input_precision=PRECISION)
-    g_high = tl.dot(grad_y, last_high, input_precision=PRECISION)
-    gt_low = tl.zeros((R, B), dtype=tl.float32)
-    gt_high = tl.zeros((R, B), dtype=tl.float32)
-    if TANGENT:
-        at = grad_t_ptr + slot * t_slot + rows[:, None] * t_row + outs[None, :] * t_column
-        grad_t = tl.load(at, mask=is_row[:, None] & is_out[None, :], other=0.0)
-        t = _load(saved, t_rows, low, H, is_row, is_unit) * slope_low
-        by_last_low = tl.dot(tl.trans(grad_t), t, by_last_low, input_precision=PRECISION)
-        t = _load(saved, t_rows, high, H, is_row, is_unit) * slope_high
-        by_last_high = tl.dot(tl.trans(grad_t), t, by_last_high, input_precision=PRECISION)
-        gt_low = tl.dot(grad_t, last_low, input_precision=PRECISION)
-        gt_high = tl.dot(grad_t, last_high, input_precision=PRECISION)
-    tl.store(part_last + outs[:, None] * H + low[None, :], by_last_low)
-    tl.store(part_last + outs[:, None] * H + high[None, :], by_last_high)
+    grad = _load(grad_y_ptr, points, outs, OUTPUTS, value_rows & (group == 0), is_out)
+    tl.store(part_last_bias + outs, tl.sum(grad, axis=0), mask=is_out)
+    if S > 1:
+        at = directions[:, None] * t_slot + points[:, None] * t_row + outs[None, :] * t_column
+        grad += tl.load(grad_t_ptr + at, mask=tangent_rows[:, None] & is_out[None, :], other=0.0)
+    parts = ()
+    for i in tl.static_range(N):
+        units = i * B + tl.arange(0, B)
+        last = _load(last_ptr, outs, units, HIDDEN, is_out, units < HIDDEN)
+        parts = parts + (tl.dot(grad, last, input_precision=PRECISION),)
+    end = maps * programs * size
+    parts, entering = _back(
+        parts, maps, beta_ptr, saved_ptr + end, part_biases, part_beta, is_value,
+        HIDDEN, B, N, R, S, ACTIVATION,
+    )  # fmt: skip
+    for i in tl.static_range(N):
+        units = i * B + tl.arange(0, B)
+        by_last = tl.dot(tl.trans(grad), entering[i], input_precision=PRECISION)
+        _store(part_last, by_last, outs, units, HIDDEN, is_out, units < HIDDEN)
+    for back in range(maps):
+        layer = maps - 1 - back
+        here = layer * programs * size
+        _keep_tile(grads_ptr + here, parts, B, N, M)
+        parts = _adjoint(parts, middle_ptr + layer * HIDDEN * HIDDEN, HIDDEN, B, N, PRECISION)
+        parts, acts = _back(
+            parts, layer, beta_ptr, saved_ptr + here, part_biases, part_beta, is_value,
+            HIDDEN, B, N, R, S, ACTIVATION,
+        )  # fmt: skip
+        _keep_tile(acts_ptr + here, acts, B, N, M)
 
-    for back in range(MIDDLE + 1):
-        layer = MIDDLE - back
-        saved = saved_ptr + layer * (1 + k) * n * H
-        grads = grads_ptr + layer * (slots + k) * n * H
-        beta = tl.load(beta_ptr + (layer + 1) * LIPSWISH)
-        h = _load(saved, rows, low, H, is_row, is_unit)
-        t = h
-        if TANGENT:
-            t = _load(saved, t_rows, low, H, is_row, is_unit)
-        g_low, gt_low, by_beta = _through(g_low, gt_low, h, t, beta, LIPSWISH, TANGENT)
-        total = tl.sum(by_beta)
-        h = _load(saved, rows, high, H, is_row, is_unit)
-        t = h
-        if TANGENT:
-            t = _load(saved, t_rows, high, H, is_row, is_unit)
-        g_high, gt_high, by_beta = _through(g_high, gt_high, h, t, beta, LIPSWISH, TANGENT)
-        total += tl.sum(by_beta)
-        _store(grads, g_low, slot * n + rows, low, H, is_row, is_unit)
-        _store(grads, g_high, slot * n + rows, high, H, is_row, is_unit)
-        tl.store(part_biases + layer * H + low, tl.sum(g_low, axis=0))
-        tl.store(part_biases + layer * H + high, tl.sum(g_high, axis=0))
-        if LIPSWISH:
-            tl.store(part_beta + layer + 1, total)
-        if TANGENT:
-            _store(grads, gt_low, (slots + slot) * n + rows, low, H, is_row, is_unit)
-            _store(grads, gt_high, (slots + slot) * n + rows, high, H, is_row, is_unit)
-        if layer > 0:
-            weight = middle_ptr + (layer - 1) * H * H
-            after_low = _adjoint(g_low, g_high, weight, low, H, is_unit, B, PRECISION)
-            g_high = _adjoint(g_low, g_high, weight, high, H, is_unit, B, PRECISION)
-            g_low = after_low
-            if TANGENT:
-                after_low = _adjoint(gt_low, gt_high, weight, low, H, is_unit, B, PRECISION)
-                gt_high = _adjoint(gt_low, gt_high, weight, high, H, is_unit, B, PRECISION)
-                gt_low = after_low
-
-    x = _load(x_ptr, rows, ins, inputs, is_row, is_in)
-    by_x = _adjoint(g_low, g_high, first_ptr, ins, inputs, is_in, B, PRECISION)
-    value_in, v, by_v = x, x, x
-    by_first_low = tl.zeros((B, P), dtype=tl.float32)
-    by_first_high = tl.zeros((B, P), dtype=tl.float32)
-    if LIPSWISH:
+    x, v, tile = _enter(
+        x_ptr, v_ptr, points, directions, value_rows, tangent_rows, beta_ptr, v_slot, v_row,
+        INPUTS, P, S, ACTIVATION,
+    )  # fmt: skip
+    for i in tl.static_range(N):
+        units = i * B + tl.arange(0, B)
+        by_first = tl.dot(tl.trans(parts[i]), tile, input_precision=PRECISION)
+        _store(part, by_first, units, ins, INPUTS, units < HIDDEN, is_in)
+    g = _adjoint_columns(parts, first_ptr, ins, is_in, INPUTS, HIDDEN, B, N, PRECISION)
+    if ACTIVATION == "lipswish":
         beta = tl.load(beta_ptr)
-        value_in, steer = _activate(x, beta, LIPSWISH)
-        if TANGENT:
-            v = _load(v_ptr + slot * v_slot, rows, ins, v_row, is_row, is_in)
-            by_v = _adjoint(gt_low, gt_high, first_ptr, ins, inputs, is_in, B, PRECISION)
-            by_first_low = tl.dot(tl.trans(gt_low), v * steer, input_precision=PRECISION)
-            by_first_high = tl.dot(tl.trans(gt_high), v * steer, input_precision=PRECISION)
-        by_x, _, by_first_beta = _through(by_x, by_v, x, v, beta, LIPSWISH, TANGENT)
-        tl.store(part_beta, tl.sum(by_first_beta))
-    by_first_low = tl.dot(tl.trans(g_low), value_in, by_first_low, input_precision=PRECISION)
-    by_first_high = tl.dot(tl.trans(g_high), value_in, by_first_high, input_precision=PRECISION)
-    tl.store(part + low[:, None] * P + ins[None, :], by_first_low)
-    tl.store(part + high[:, None] * P + ins[None, :], by_first_high)
-    _store(grad_x_ptr, by_x, slot * n + rows, ins, inputs, is_row, is_in)
+        _, slope = _activate(x, beta, ACTIVATION)
+        swell, bent = _bend(x, beta)
+        bent *= g * v
+        tl.store(part_beta, tl.sum(tl.where(is_value, g * swell, bent) * x))
+        g = tl.where(is_value, g * slope, beta * bent)
+    g = tl.sum(tl.reshape(g, (R, S, P)), axis=1)
+    points = tl.program_id(0) * R + tl.arange(0, R)
+    _store(grad_x_ptr, g, group * n + points, ins, INPUTS, points < n, is_in)
 
 
-@triton.jit
+@_kernel
 def _middle_kernel(
-    saved_ptr, grads_ptr, beta_ptr, parts_ptr, n, k, slots,
-    MIDDLE: tl.constexpr, H: tl.constexpr, R: tl.constexpr,
-    LIPSWISH: tl.constexpr, PRECISION: tl.constexpr,
+    acts_ptr, grads_ptr, parts_ptr, programs, maps,
+    HIDDEN: tl.constexpr, N: tl.constexpr, B: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program: its share of the rows in the gradient Σ gₗ₊₁ a(hₗ)ᵀ of one middle weight."""
-    layer, split, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    units = tl.arange(0, H)
-    is_unit = units < H
-    saved = saved_ptr + layer * (1 + k) * n * H
-    grads = grads_ptr + (layer + 1) * (slots + k) * n * H
-    beta = tl.load(beta_ptr + (layer + 1) * LIPSWISH)
-    total = tl.zeros((H, H), dtype=tl.float32)
-    for start in range(split * R, n, splits * R):
-        rows = start + tl.arange(0, R)
-        is_row = rows < n
-        value, slope = _activate(_load(saved, rows, units, H, is_row, is_unit), beta, LIPSWISH)
-        for slot in range(slots):
-            g = _load(grads, slot * n + rows, units, H, is_row, is_unit)
-            total += tl.dot(tl.trans(g), value, input_precision=PRECISION)
-        for slot in range(k):
-            g = _load(grads, (slots + slot) * n + rows, units, H, is_row, is_unit)
-            t = _load(saved, (1 + slot) * n + rows, units, H, is_row, is_unit)
-            total += tl.dot(tl.trans(g), t * slope, input_precision=PRECISION)
-    at = (split * MIDDLE + layer) * H * H + units[:, None] * H + units[None, :]
-    tl.store(parts_ptr + at, total)
+    """One program: its share of the tiles in a block (B, B) of one weight's gradient Σ gₗ₊₁ a(hₗ)ᵀ."""
+    block, layer = tl.program_id(0) % (N * N), tl.program_id(0) // (N * N)
+    split, splits = tl.program_id(1), tl.num_programs(1)
+    units, rows = tl.arange(0, B), tl.arange(0, C)
+    above, here = (block // N) * B + units, (block % N) * B + units
+    at = (rows // M) * (N * B * M) + rows % M
+    total = tl.zeros((B, B), dtype=tl.float32)
+    for start in range(split * (C // M), programs, splits * (C // M)):
+        offset = (layer * programs + start) * (N * B * M) + at
+        is_row = start + rows // M < programs
+        g = _load(grads_ptr, above * M, offset, 1, units < B, is_row)
+        act = _load(acts_ptr, here * M, offset, 1, units < B, is_row)
+        total = tl.dot(g, tl.trans(act), total, input_precision=PRECISION)
+    parts_ptr += (split * maps + layer) * HIDDEN * HIDDEN
+    _store(parts_ptr, total, above, here, HIDDEN, above < HIDDEN, here < HIDDEN)
 
 
 @triton.jit
@@ -370,100 +525,93 @@ def _sum(parts: Tensor) -> Tensor:
     """The sum over the first dimension."""
     total = torch.empty_like(parts[0])
     columns = total.numel()
-    _sum_kernel[(triton.cdiv(columns, 128),)](parts, total, len(parts), columns, R=32, C=128)
+    rows = min(128, triton.next_power_of_2(len(parts)))
+    _sum_kernel[(triton.cdiv(columns, 32),)](parts, total, len(parts), columns, R=rows, C=32)
     return total
 
 
-def _sizes(first: Tensor, last: Tensor) -> dict[str, int]:
-    """Half the hidden units, inputs and outputs padded to what products take, and a program's rows."""
-    inputs, outputs = (max(16, triton.next_power_of_2(size)) for size in (first.shape[1], len(last)))
-    return {"B": len(first) // 2, "P": inputs, "Q": outputs, "R": ROWS}
-
-
-def _mode(first: Tensor, beta: Tensor) -> dict[str, bool | str | int]:
-    """How programs work: three products of TF32 numbers keep the bits of a float32 one."""
-    exact = torch.get_float32_matmul_precision() == "highest"
+def _mode(sizes: dict[str, int], activation: str) -> dict[str, str | int]:
+    """How programs work."""
     return {
-        "LIPSWISH": beta.ndim > 0,
-        "PRECISION": "tf32x3" if exact else "tf32",
-        "num_warps": 8 if len(first) > 64 else 4,
+        "ACTIVATION": activation,
+        "PRECISION": _precision(),
+        "num_warps": 4,
+        "num_stages": 2 if sizes["N"] <= 2 else 1,  # fetch the next weight early, where two have room
     }
 
 
-def _grid(x: Tensor, directions: Tensor) -> tuple[int, int]:
-    return triton.cdiv(len(x), ROWS), max(1, len(directions))
+def _precision() -> str:
+    """How products are taken: three of TF32 numbers keep the bits of a float32 one."""
+    return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 @torch.library.custom_op("ciflows::chain", mutates_args=())
 def _chain(
     x: Tensor, directions: Tensor, first: Tensor, middle: Tensor, last: Tensor, biases: Tensor,
-    last_bias: Tensor, beta: Tensor, save: bool,
+    last_bias: Tensor, beta: Tensor, activation: str, save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """y, the tangents, and all h and t for the way back (n - 1, 1 + k, rows, H) where they are saved.
+    """y, the tangents, and all h and t for the way back (n - 1, programs, rows, H) where they are saved.
 
-    Middle weights are stacked (n - 2, H, H), and so are all biases but the last (n - 1, H); beta is ()
-    for tanh.
+    Middle weights are stacked (n - 2, H, H), and so are all biases but the last (n - 1, H); beta is
+    empty but for LipSwish.
     """
     x, first, middle, last = x.contiguous(), first.contiguous(), middle.contiguous(), last.contiguous()
     biases, directions = biases.contiguous(), _with_dense_rows(directions)
-    n, k, sizes = len(x), len(directions), _sizes(first, last)
-    y, tangents = x.new_empty(n, len(last)), x.new_empty(k, n, len(last))
-    saved = x.new_empty(len(biases), 1 + k, n, len(first)) if save else x.new_empty(0)
+    plan, (y, tangents, saved) = _outputs(x, directions, first, last, biases, save)
     with torch.cuda.device_of(x):
-        _forward_kernel[_grid(x, directions)](
+        _forward_kernel[plan.grid](
             x, directions, first, middle, last, biases, last_bias, beta, y, tangents, saved,
-            n, k, x.shape[1], len(last), directions.stride(0), directions.stride(1),
-            MIDDLE=len(middle), **sizes, TANGENT=k > 0, SAVE=save, **_mode(first, beta),
+            len(x), len(directions), len(middle), directions.stride(0), directions.stride(1),
+            **plan.sizes, R=plan.points, S=plan.slots, SAVE=save,
+            **_mode(plan.sizes, activation),
         )  # fmt: skip
     return y, tangents, saved
 
 
 @_chain.register_fake
-def _(x, directions, first, middle, last, biases, last_bias, beta, save):
-    n, k = len(x), len(directions)
-    saved = x.new_empty(len(biases), 1 + k, n, len(first)) if save else x.new_empty(0)
-    return x.new_empty(n, len(last)), x.new_empty(k, n, len(last)), saved
+def _(x, directions, first, middle, last, biases, last_bias, beta, activation, save):
+    return _outputs(x, directions, first, last, biases, save)[1]
+
+
+def _outputs(x, directions, first, last, biases, save):
+    plan = Plan.of(x, directions, first, last)
+    y, tangents = x.new_empty(len(x), len(last)), x.new_empty(len(directions), len(x), len(last))
+    shape = (len(biases), plan.programs, plan.rows, plan.hidden) if save else (0,)
+    return plan, (y, tangents, x.new_empty(shape))
 
 
 @torch.library.custom_op("ciflows::chain_backward", mutates_args=())
 def _chain_backward(
     grad_y: Tensor, grad_t: Tensor, x: Tensor, directions: Tensor, first: Tensor, middle: Tensor,
-    last: Tensor, beta: Tensor, saved: Tensor,
+    last: Tensor, beta: Tensor, activation: str, saved: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of x, of the middle weights, and of all others in one row (cut up by `_backward`)."""
     x, first, middle, last = x.contiguous(), first.contiguous(), middle.contiguous(), last.contiguous()
     grad_y, directions = grad_y.contiguous(), _with_dense_rows(directions)
-    n, k, sizes = len(x), len(directions), _sizes(first, last)
-    tiles, slots = grid = _grid(x, directions)
-    hidden, maps = len(first), len(middle)
-    grad_x = x.new_empty(slots, *x.shape)
-    grads = x.new_empty(maps + 1, slots + k, n, hidden)
-    parts = x.new_empty(tiles * slots, sum(_cuts(sizes, maps)))
-    splits = min(SPLITS, tiles)
+    plan, maps = Plan.of(x, directions, first, last), len(middle)
+    grad_x = x.new_empty(plan.groups, *x.shape)
+    acts, grads = (x.new_empty(maps, plan.programs, plan.hidden, plan.rows) for _ in range(2))
+    parts = x.new_empty(plan.programs, sum(plan.cuts(maps)))
+    splits = min(SPLITS, triton.cdiv(plan.programs * plan.rows, CHUNK))
     middles = x.new_empty(splits, *middle.shape)
     with torch.cuda.device_of(x):
-        _backward_kernel[grid](
-            grad_y, grad_t, x, directions, first, middle, last, beta, saved, grad_x, grads, parts,
-            n, k, x.shape[1], len(last), directions.stride(0), directions.stride(1), *grad_t.stride(),
-            MIDDLE=maps, **sizes, TANGENT=k > 0, **_mode(first, beta),
+        _backward_kernel[plan.grid](
+            grad_y, grad_t, x, directions, first, middle, last, beta, saved, grad_x, acts, grads, parts,
+            len(x), len(directions), maps, directions.stride(0), directions.stride(1), *grad_t.stride(),
+            **plan.sizes, R=plan.points, S=plan.slots, **_mode(plan.sizes, activation),
         )  # fmt: skip
-        _middle_kernel[(maps, splits)](
-            saved, grads, beta, middles, n, k, slots,
-            MIDDLE=maps, H=hidden, R=sizes["R"], **_mode(first, beta),
+        sizes = {name: plan.sizes[name] for name in ("HIDDEN", "N", "B")}
+        _middle_kernel[(maps * sizes["N"] ** 2, splits)](
+            acts, grads, middles, plan.programs, maps, **sizes, M=plan.rows, C=CHUNK,
+            PRECISION=_precision(),
         )  # fmt: skip
-        return grad_x[0] if slots == 1 else _sum(grad_x), _sum(middles), _sum(parts)
+        return grad_x[0] if plan.groups == 1 else _sum(grad_x), _sum(middles), _sum(parts)
 
 
 @_chain_backward.register_fake
-def _(grad_y, grad_t, x, directions, first, middle, last, beta, saved):
-    cuts = _cuts(_sizes(first, last), len(middle))
+def _(grad_y, grad_t, x, directions, first, middle, last, beta, activation, saved):
+    cuts = Plan.of(x, directions, first, last).cuts(len(middle))
     return torch.empty_like(x), torch.empty_like(middle), x.new_empty(sum(cuts))
-
-
-def _cuts(sizes: dict[str, int], maps: int) -> list[int]:
-    """Sizes of the gradients in a row of parts: of the first and last map, the biases, beta."""
-    hidden, inputs, outputs = 2 * sizes["B"], sizes["P"], sizes["Q"]
-    return [hidden * inputs, outputs * hidden, (maps + 1) * hidden, outputs, maps + 2]
 
 
 def _with_dense_rows(directions: Tensor) -> Tensor:
@@ -472,27 +620,28 @@ def _with_dense_rows(directions: Tensor) -> Tensor:
 
 
 def _keep(ctx, inputs, output):
-    x, directions, first, middle, last, _, _, beta, _ = inputs
+    x, directions, first, middle, last, _, _, beta, ctx.activation, _ = inputs
     ctx.save_for_backward(x, directions, first, middle, last, beta, output[2])
     ctx.set_materialize_grads(True)
 
 
 def _backward(ctx, grad_y, grad_t, _):
     x, directions, first, middle, last, beta, saved = ctx.saved_tensors
-    sizes = _sizes(first, last)
     grad_x, grad_middle, row = _chain_backward(
-        grad_y, grad_t, x, directions, first, middle, last, beta, saved
+        grad_y, grad_t, x, directions, first, middle, last, beta, ctx.activation, saved
     )
-    by_first, by_last, by_biases, by_last_bias, by_beta = row.split(_cuts(sizes, len(middle)))
+    cuts = Plan.of(x, directions, first, last).cuts(len(middle))
+    by_first, by_last, by_biases, by_last_bias, by_beta = row.split(cuts)
     return (
         grad_x,
         None,
-        by_first.view(len(first), -1)[:, : first.shape[1]],
+        by_first.view_as(first),
         grad_middle,
-        by_last.view(-1, len(first))[: len(last)],
+        by_last.view_as(last),
         by_biases.view(-1, len(first)),
-        by_last_bias[: len(last)],
-        by_beta if beta.ndim else None,
+        by_last_bias,
+        by_beta if beta.numel() else None,
+        None,
         None,
     )
 

@@ -22,7 +22,7 @@ from ciflows.errors import UserError
 from ciflows.flow import Flow
 from ciflows.layers import Bijection
 from ciflows.models.indices import IndexSettings, with_index
-from ciflows.networks import MaskedResidualNet
+from ciflows.networks import MaskedMLP, MaskedResidualNet
 from ciflows.settings import Settings, Sizes
 
 
@@ -147,4 +147,6 @@ def _masked(
     transform = MaskedAutoregressiveTransform(
         features, context_features, hidden_features=hidden, **options
     )
+    if features > 1:
+        transform.hyper = MaskedMLP(transform.hyper)
     return ZukoBijection(transform, features, context_features, compiles=True)

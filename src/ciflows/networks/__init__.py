@@ -2,7 +2,7 @@
 
 from ciflows.networks.lipschitz import LipschitzMLP, converge_norms, update_norms
 from ciflows.networks.lipschitz_conv import LipschitzConvNet
-from ciflows.networks.masked import MaskedResidualNet
+from ciflows.networks.masked import MaskedMLP, MaskedResidualNet
 from ciflows.networks.mlp import MLP
 from ciflows.networks.resnet import ResNet, fold
 
@@ -10,6 +10,7 @@ __all__ = [
     "MLP",
     "LipschitzConvNet",
     "LipschitzMLP",
+    "MaskedMLP",
     "MaskedResidualNet",
     "ResNet",
     "converge_norms",

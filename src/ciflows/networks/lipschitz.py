@@ -357,7 +357,8 @@ class LipschitzMLP(LipschitzNetwork):
         middle = _scaled_down(weight, _norms(first, weight, u, v)[:, None, None], first.bound)
         biases = [part.bias for part in (first, *between, last)]
         beta = F.softplus(self.beta)
-        return chain(x, directions, first.scaled_weight(), middle, last.scaled_weight(), biases, beta)
+        weights = first.scaled_weight(), middle, last.scaled_weight()
+        return chain(x, directions, *weights, biases, "lipswish", beta)
 
     def _chain(self, stack: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         """All layers at once. In y = βh activations have no parameters: a(h) = y σ(y) / (1.1 β)."""

@@ -7,18 +7,53 @@ the outputs of a feature, where it is less (Germain et al., 2015).
 
 from __future__ import annotations
 
-__all__ = ["MaskedResidualNet"]
+__all__ = ["MaskedMLP", "MaskedResidualNet"]
 
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
+import zuko
 from torch import Tensor, nn
 
+from ciflows import kernels
 from ciflows.layers import check_order, join
 from ciflows.noise import Noise
 
 BLOCK_START = 1e-3
+
+
+class MaskedMLP(nn.Sequential):
+    """A masked network of zuko's, ReLU between its maps, as one kernel where it fits on a GPU.
+
+    Arguments:
+        network: What zuko made; its parameters are shared.
+    """
+
+    def __init__(self, network: zuko.nn.MaskedMLP) -> None:
+        super().__init__(*network)
+        maps = self._maps
+        self.sizes = [maps[0].in_features, *(part.out_features for part in maps)]
+
+    @property
+    def _maps(self) -> list[zuko.nn.MaskedLinear]:
+        return [part for part in self if isinstance(part, zuko.nn.MaskedLinear)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._fused(x) if kernels.fits(x, self.sizes) else self._plain(x)
+
+    def _plain(self, x: Tensor) -> Tensor:
+        """Layer by layer, in operations that torch differentiates and compiles."""
+        for module in self:  # spelt out: torch does not compile the forward of its own containers
+            x = module(x)
+        return x
+
+    def _fused(self, x: Tensor) -> Tensor:
+        from ciflows.kernels.gpu import perceptron
+
+        maps = self._maps
+        weights = [part.mask * part.weight for part in maps]
+        return perceptron(x, weights, [part.bias for part in maps], "relu")
 
 
 class MaskedResidualNet(nn.Module):

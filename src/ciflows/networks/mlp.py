@@ -7,7 +7,6 @@ __all__ = ["MLP"]
 import itertools
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor, nn
 
 from ciflows import kernels
@@ -71,9 +70,7 @@ class MLP(nn.Sequential):
         return x
 
     def _fused(self, x: Tensor) -> Tensor:
-        from ciflows.kernels.gpu import chain
+        from ciflows.kernels.gpu import perceptron
 
-        first, *between, last = (part for part in self if isinstance(part, nn.Linear))
-        biases = [part.bias for part in (first, *between, last)]
-        middle = torch.stack([part.weight for part in between])
-        return chain(x, None, first.weight, middle, last.weight, biases, beta=None)[0]
+        maps = [part for part in self if isinstance(part, nn.Linear)]
+        return perceptron(x, [part.weight for part in maps], [part.bias for part in maps], "tanh")

@@ -118,11 +118,16 @@ class _Training:
         self.validation = validation[: settings.validation_points].to(device, flow.dtype)
         self.checkpoints, self.monitor = checkpoints, monitor or Monitor()
         self.batch_size = min(settings.batch_size, len(train))
-        self.generator = torch.Generator(device).manual_seed(seed)
+        self.noise = Noise.seeded(seed, device)
         self.epoch, self.order = -1, torch.empty(0)
         self.started = 0.0
         self.progress = _Progress()
         self.best = _copy(flow.state_dict())
+
+    @property
+    def generator(self) -> torch.Generator:
+        assert self.noise.generator is not None
+        return self.noise.generator
 
     def run(self) -> Outcome:
         """Train to the end; what an interruption finds is saved, so that training can go on."""
@@ -131,7 +136,7 @@ class _Training:
         first = self.train[: self.batch_size].to(self.flow.device, self.flow.dtype)
         noise = Noise.seeded(self.seed, self.flow.device)
         self.flow.initialise(first.x, first.context, noise)
-        self.step = make_step(self.flow, self.settings, Noise(self.generator), first)
+        self.step = make_step(self.flow, self.settings, self.noise, first)
         self._resume()
         progress = self.progress
         good = self._state()

@@ -50,9 +50,9 @@ class TrainingSettings(Settings):
         30.0, ge=0, description="seconds between checkpoints: about the most that a crash can cost"
     )
     precision: Literal["float32", "float64", "tf32", "mixed"] = Field(
-        "float32",
-        description="arithmetic; tf32 trains with fewer bits on a GPU, mixed has the ResNets of images "
-        "in bfloat16 too; both test with all bits, and have log-determinants in float32",
+        "tf32",
+        description="arithmetic; tf32 trains with products of fewer bits on a GPU, mixed has ResNets of "
+        "images in bfloat16 too; both test with all bits, and have log-determinants in float32",
     )
     max_minutes: float | None = Field(
         None, gt=0, description="train for so many minutes at most, with the schedule fitted to them"

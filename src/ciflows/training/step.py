@@ -52,7 +52,9 @@ class Step:
         self.parameters = [p for p in flow.parameters() if p.requires_grad]
         rate = torch.tensor(settings.learning_rate, device=flow.device)
         self.optimizer = torch.optim.AdamW(
-            self.parameters,
+            sorted(
+                self.parameters, key=torch.numel
+            ),  # large ones share kernels, and do not wait in turn
             lr=rate,
             weight_decay=settings.weight_decay,
             fused=True,
@@ -237,9 +239,13 @@ def make_step(flow: Flow, settings: TrainingSettings, noise: Noise, batch: Rows)
     """The fastest step that works for this flow here; says so once where that is the plain one."""
     if flow.device.type != "cuda":
         return Step(flow, settings, noise)
+    state = None if noise.generator is None else noise.generator.get_state()
     try:
         return CapturedStep(flow, settings, noise, batch)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         warnings.warn(f"Training without a CUDA graph: {reason}", stacklevel=2)
+        if state is not None:  # the generator that was registered still waits for its graph
+            noise.generator = torch.Generator(flow.device)
+            noise.generator.set_state(state)
         return Step(flow, settings, noise)

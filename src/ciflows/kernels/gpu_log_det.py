@@ -1,0 +1,79 @@
+"""Log-determinants of small matrices near the identity, and their inverses, as one GPU kernel."""
+
+# ruff: noqa: N803
+# mypy: ignore-errors
+# Triton's functions are no Python: constants are in capitals, and types are those of its compiler.
+
+from __future__ import annotations
+
+__all__ = ["log_det"]
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def log_det(matrix: Tensor) -> Tensor:
+    """log|det A| (*) for A (d, *, d), rows first, all of whose leading minors are away from 0.
+
+    So are those of I + J where J has a norm below 1: there no pivots are needed.
+    """
+    leading = matrix.shape[1:-1]
+    logs, _ = _log_det(matrix.flatten(1, -2), torch.is_grad_enabled())
+    return logs.reshape(leading)
+
+
+@triton.jit
+def _kernel(
+    matrix_ptr, logs_ptr, inverse_ptr, n, d, row, matrix, column, D: tl.constexpr, SAVE: tl.constexpr
+):
+    """One program: one matrix, inverted in place, row by row (Gauss and Jordan)."""
+    program = tl.program_id(0)
+    each = tl.arange(0, D)
+    rows, columns = each[:, None], each[None, :]
+    inside = (rows < d) & (columns < d)
+    at = matrix_ptr + program * matrix + rows * row + columns * column
+    tile = tl.where(inside, tl.load(at, mask=inside, other=0.0), tl.where(rows == columns, 1.0, 0.0))
+    total = 0.0
+    for step in range(d):
+        here = tl.where(each == step, 1.0, 0.0)
+        down = tl.sum(tile * here[None, :], axis=1)
+        across = tl.sum(tile * here[:, None], axis=0)
+        pivot = tl.sum(across * here)
+        total += tl.log(tl.abs(pivot))
+        tile -= (down - here)[:, None] * ((across + here) / pivot)[None, :]
+    tl.store(logs_ptr + program, total)
+    if SAVE:  # transposed, as the gradient is
+        tl.store(inverse_ptr + columns * n * d + program * d + rows, tile, mask=inside)
+
+
+@torch.library.custom_op("ciflows::log_det", mutates_args=())
+def _log_det(matrix: Tensor, save: bool) -> tuple[Tensor, Tensor]:
+    """Those of (d, n, d), (n,); and A⁻ᵀ (d, n, d) where it is saved for the way back."""
+    d, n, _ = matrix.shape
+    logs, inverse = matrix.new_empty(n), matrix.new_empty((d, n, d) if save else 0)
+    size = max(16, triton.next_power_of_2(d))
+    with torch.cuda.device_of(matrix):
+        _kernel[(n,)](  # a warp that holds its matrix alone waits for no other one
+            matrix, logs, inverse, n, d, *matrix.stride(), D=size, SAVE=save, num_warps=1
+        )
+    return logs, inverse
+
+
+@_log_det.register_fake
+def _(matrix, save):
+    d, n, _ = matrix.shape
+    return matrix.new_empty(n), matrix.new_empty((d, n, d) if save else 0)
+
+
+def _keep(ctx, inputs, output):
+    ctx.save_for_backward(output[1])
+
+
+def _backward(ctx, grad, _):
+    (inverse,) = ctx.saved_tensors
+    return grad[:, None] * inverse, None
+
+
+_log_det.register_autograd(_backward, setup_context=_keep)
