@@ -10,8 +10,8 @@ point has more tangents they are taken in groups, each with the value again. On 
 of the value is linear in what the tangents bend it by, so that each group goes back with its own share
 of it; the shares are added at the end, in a fixed order.
 
-`networks.LipschitzMLP` (a = LipSwish), `networks.MLP` (tanh) and `networks.MaskedMLP` (ReLU; both without
-tangents, and with nothing before W₁) come here where they can; their own forward says the same in plain
+`networks.LipschitzMLP` (a = LipSwish), `networks.MLP` (tanh) and `networks.MaskedMLP` (ReLU; neither has
+tangents, nor anything before W₁) come here where they can; their own forward says the same in plain
 torch.
 """
 
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 __all__ = ["chain", "perceptron"]
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 SCALE: tl.constexpr = tl.constexpr(1 / 1.1)  # that of `networks.lipschitz.LipSwish`
 SLOTS = 16  # rows of one point in a tile, at most
@@ -647,3 +649,15 @@ def _backward(ctx, grad_y, grad_t, _):
 
 
 _chain.register_autograd(_backward, setup_context=_keep)
+
+
+@register_flop_formula(torch.ops.ciflows.chain)
+def _operations(x, directions, first, middle, last, *rest, out_shape=None, **options):
+    """How many operations its products take, from the shapes of what it is given."""
+    rows, weights = x[0] * (1 + directions[0]), (first, middle, last)
+    return 2 * rows * sum(math.prod(shape) for shape in weights)
+
+
+@register_flop_formula(torch.ops.ciflows.chain_backward)
+def _operations_back(grad_y, grad_t, *inputs, **options):
+    return 2 * _operations(*inputs)
