@@ -10,8 +10,9 @@ from __future__ import annotations
 
 __all__ = ["silu_chain", "tanh_chain"]
 
-import math
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -37,65 +38,121 @@ def silu_chain(stack: Tensor, weights: Sequence[Tensor], shifts: Sequence[Tensor
 class _SiluChain(torch.autograd.Function):
     """Of each layer (y, T) alone is kept for the backward pass: memory is slower than to activate again.
 
-    All else goes through the same few buffers, layer after layer, which so stay in the cache.
+    What comes out of the first layer is not kept either: to make it of so few features takes less time.
     """
 
     @staticmethod
     def forward(ctx: Any, stack: Tensor, *maps: Tensor) -> Tensor:
-        layers = len(maps) // 2
-        weights, shifts = maps[:layers], maps[layers:]
+        weights, shifts = _halves(maps)
+        turned = [_by_columns(weight.mT) for weight in weights]
+        hidden = range(1, len(weights) - 1) if any(ctx.needs_input_grad) else ()
         kept: list[Tensor] = []
-        buffers = _buffers(stack, weights)
-        result = stack.new_empty(*stack.shape[:2], len(weights[-1]))
+        results: list[Tensor] = []
         for some in _blocks(stack):
-            part = stack[:, some]
-            for weight, shift in zip(weights, _part(shifts, some), strict=True):
-                active = _activate(part, buffers[0])[0]
-                if any(ctx.needs_input_grad):
-                    kept.append(part)
-                    part = _product(active, weight.mT)
+            part = _Stack(stack[:, some])
+            rooms = _rooms(part.whole, weights, stacks=2, values=2)
+            for index, (weight, shift) in enumerate(zip(turned, _part(shifts, some), strict=True)):
+                before, out = (rooms[width] for width in weight.shape)
+                if index in hidden:
+                    kept.append(torch.empty_like(out.active.whole))
+                    part = _layer(part, weight, shift, before, _Stack(kept[-1]))
                 else:
-                    part = _product(active, weight.mT, buffers[1])
-                part[0] += shift
-            result[:, some] = part
-        ctx.save_for_backward(*maps, *kept)
-        return result
+                    part = _layer(part, weight, shift, before, out.free[0])
+            results.append(part.whole.clone())
+        ctx.save_for_backward(stack, *maps, *kept)
+        return torch.cat(results, dim=1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), layers = grads, len(ctx.needs_input_grad) // 2
-        maps, kept = ctx.saved_tensors[: 2 * layers], ctx.saved_tensors[2 * layers :]
-        by_maps = [torch.zeros_like(part) for part in maps]
-        by_stack = []
-        buffers = _buffers(grad, maps[:layers])
-        for start, some in zip(range(0, len(kept), layers), _blocks(grad), strict=True):
-            part, by_shifts = grad[:, some], _part(by_maps[layers:], some)
-            for index in reversed(range(layers)):
-                stack, weight = kept[start + index], maps[index]
-                active, s, slope = _activate(stack, buffers[0])
-                by_shifts[index] += part[0].sum_to_size(by_shifts[index].shape)
-                _add_outer(by_maps[index], part.flatten(0, 1), active.flatten(0, 1))
-                if index == 0 and not ctx.needs_input_grad[0]:
+        (grad,), (stack, *saved) = grads, ctx.saved_tensors
+        count = len(ctx.needs_input_grad) - 1
+        (weights, shifts), kept = _halves(saved[:count]), iter(saved[count:])
+        turned, first = [_by_columns(weight) for weight in weights], _by_columns(weights[0].mT)
+        by_weights, by_shifts = _halves([torch.zeros_like(part) for part in saved[:count]])
+        by_stack = torch.empty_like(stack) if ctx.needs_input_grad[0] else None
+        for some in _blocks(stack):
+            inputs = [_Stack(stack[:, some])]
+            rooms = _rooms(inputs[0].whole, weights, stacks=4, values=3)
+            if len(weights) > 1:
+                before, out = (rooms[width] for width in first.shape)
+                inputs.append(_layer(inputs[0], first, _part(shifts, some)[0], before, out.free[2]))
+            inputs += [_Stack(next(kept)) for _ in weights[2:]]
+            part = _Stack(grad[:, some])
+            by_some = _part(by_shifts, some)
+            for index in reversed(range(len(weights))):
+                given, room = inputs[index], rooms[weights[index].shape[1]]
+                _activate(given, room)
+                by_some[index] += part.value.sum_to_size(by_some[index].shape)
+                _add_outer(by_weights[index], part.rows, room.active.rows)
+                if index == 0 and by_stack is None:
                     break
-                part = _product(part, weight, buffers[1 + index % 2])
-                bend = _dot(part[1:], stack[1:]) if len(part) > 1 else None
-                part *= slope
-                if bend is not None:
-                    part[0].addcmul_(bend, torch.addcmul(s, s, slope, value=-2).add_(slope))
-            by_stack.append(part.clone())
-        return (torch.cat(by_stack, dim=1) if ctx.needs_input_grad[0] else None), *by_maps
+                torch.mm(part.rows, turned[index], out=room.free[index % 2].rows)
+                part = _deactivate(room.free[index % 2], given, room)
+            if by_stack is not None:
+                by_stack[:, some] = part.whole
+        return by_stack, *by_weights, *by_shifts
 
 
-def _buffers(stack: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    """Room for three stacks of a block, as wide as any."""
-    width = max(max(weight.shape) for weight in weights)
-    rows = min(max(1, BLOCK // len(stack)), stack.shape[1])
-    return stack.new_empty(3, len(stack) * rows * width)
+class _Stack:
+    """A value y (rows, width) above its tangents T (k, rows, width), and views of them."""
+
+    def __init__(self, whole: Tensor) -> None:
+        self.whole = whole
+        self.value = whole[0]
+        self.tangents = whole[1:]
+        self.rows = whole.flatten(0, 1)
 
 
-def _view(buffer: Tensor, shape: Sequence[int]) -> Tensor:
-    return buffer[: math.prod(shape)].view(shape)
+class _Room:
+    """Memory for the stacks of one width: one for (a, a' ⊙ T), free ones, and some of a value's size."""
+
+    def __init__(self, stacks: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        self.active, *self.free = map(_Stack, stacks)
+        self.s, self.slope, *self.values = values
+        self.one = self.s.new_ones(())
+
+
+def _rooms(stack: Tensor, weights: Sequence[Tensor], stacks: int, values: int) -> Mapping[int, _Room]:
+    """A room for each width that the layers have."""
+    widths = frozenset(size for weight in weights for size in weight.shape)
+    sizes = (len(stack),) * stacks + (1,) * values
+    return _furnish(threading.get_ident(), stack.dtype, stack.shape[1], widths, sizes, stacks)
+
+
+@lru_cache(maxsize=16)
+def _furnish(
+    thread: int, dtype: torch.dtype, rows: int, widths: frozenset[int], sizes: Sequence[int], stacks: int
+) -> Mapping[int, _Room]:
+    """Cut rooms out of a thread's memory; they are remembered, since many views take a while to make."""
+    with torch.inference_mode(False):  # they shall serve outside of it too
+        most = rows * max(widths)
+        parts = _memory.get(sum(sizes) * most, dtype).split([size * most for size in sizes])
+        rooms = {}
+        for width in widths:
+            pairs = zip(parts, sizes, strict=True)
+            views = [part[: size * rows * width].view(size, rows, width) for part, size in pairs]
+            rooms[width] = _Room(views[:stacks], [view[0] for view in views[stacks:]])
+        return rooms
+
+
+class _Memory(threading.local):
+    """Memory that a thread uses over and over: fresh pages take as long as a product does."""
+
+    def __init__(self) -> None:
+        self.held: dict[torch.dtype, Tensor] = {}
+
+    def get(self, size: int, dtype: torch.dtype) -> Tensor:
+        if dtype not in self.held or len(self.held[dtype]) < size:
+            self.held[dtype] = torch.empty(size, dtype=dtype)
+        return self.held[dtype][:size]
+
+
+_memory = _Memory()
+
+
+def _halves(parts: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    return parts[: len(parts) // 2], parts[len(parts) // 2 :]
 
 
 def _blocks(stack: Tensor) -> Iterator[slice]:
@@ -108,23 +165,39 @@ def _part(shifts: Sequence[Tensor], some: slice) -> list[Tensor]:
     return [shift[some] if shift.ndim == 2 else shift for shift in shifts]
 
 
-def _activate(stack: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(a(y), a'(y) ⊙ T) in a buffer, with σ(y) and a'(y)."""
-    active = _view(buffer, stack.shape)
-    s = torch.sigmoid(stack[0])
-    value = torch.mul(stack[0], s, out=active[0])
-    slope = torch.addcmul(value, value, s, value=-1).add_(s)
-    if len(stack) > 1:
-        torch.mul(stack[1:], slope, out=active[1:])
-    return active, s, slope
+def _layer(given: _Stack, weight: Tensor, shift: Tensor, room: _Room, out: _Stack) -> _Stack:
+    """(V a(y) + c, V (a'(y) ⊙ T)) for a weight Vᵀ, in `out`."""
+    _activate(given, room)
+    torch.mm(room.active.rows, weight, out=out.rows)
+    out.value.add_(shift)
+    return out
 
 
-def _product(stack: Tensor, matrix: Tensor, buffer: Tensor | None = None) -> Tensor:
-    """All rows of a stack (1 + k, rows, in) times a matrix (in, out)."""
-    shape = (*stack.shape[:2], matrix.shape[1])
-    result = stack.new_empty(shape) if buffer is None else _view(buffer, shape)
-    torch.mm(stack.flatten(0, 1), _by_columns(matrix), out=result.flatten(0, 1))
-    return result
+def _activate(given: _Stack, room: _Room) -> None:
+    """Make (a(y), a'(y) ⊙ T) of (y, T)."""
+    torch.sigmoid(given.value, out=room.s)
+    torch.mul(given.value, room.s, out=room.active.value)
+    if len(given.tangents):
+        torch.mul(given.tangents, _slope(room), out=room.active.tangents)
+
+
+def _slope(room: _Room) -> Tensor:
+    """a' = a + σ - aσ of what was activated."""
+    return torch.lerp(room.active.value, room.one, room.s, out=room.slope)
+
+
+def _deactivate(grad: _Stack, given: _Stack, room: _Room) -> _Stack:
+    """Turn the gradient by (a(y), a'(y) ⊙ T) into the one by (y, T), in place."""
+    if not len(given.tangents):
+        grad.value.mul_(_slope(room))
+        return grad
+    bend, s, slope = room.values[0], room.s, room.slope
+    torch.mul(grad.tangents[0], given.tangents[0], out=bend)
+    for one, other in zip(grad.tangents[1:], given.tangents[1:], strict=True):
+        bend.addcmul_(one, other)
+    grad.whole.mul_(slope)
+    grad.value.addcmul_(bend, torch.addcmul(s, s, slope, value=-2, out=s).add_(slope))
+    return grad
 
 
 def _by_columns(matrix: Tensor) -> Tensor:
@@ -138,14 +211,6 @@ def _add_outer(total: Tensor, rows: Tensor, inputs: Tensor) -> None:
         total += (inputs.mT @ rows).mT
     else:
         torch.addmm(total, rows.mT, inputs, out=total)
-
-
-def _dot(first: Tensor, second: Tensor) -> Tensor:
-    """Σ_k of products (k, rows, features), k above 0."""
-    total = first[0] * second[0]
-    for one, other in zip(first[1:], second[1:], strict=True):
-        total.addcmul_(one, other)
-    return total
 
 
 def tanh_chain(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
