@@ -222,13 +222,13 @@ class _TanhChain(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *maps: Tensor) -> Tensor:
         weights, biases = _halves(maps)
-        inputs = [x.mT]
+        inputs = [x.mT.contiguous()]
         for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
             twice = torch.addmm(bias[:, None], weight, inputs[-1], alpha=2, beta=2)
             # tanh(h) = 2 σ(2h) - 1, since torch's own takes four times as long
             inputs.append(twice.sigmoid_().mul_(2).sub_(1))
         ctx.save_for_backward(*weights, *inputs)
-        return torch.addmm(biases[-1][:, None], weights[-1], inputs[-1]).mT
+        return torch.addmm(biases[-1][:, None], weights[-1], inputs[-1]).mT.contiguous()
 
     @staticmethod
     @once_differentiable
