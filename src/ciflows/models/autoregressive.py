@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from pydantic import Field
+from torch import nn
 from zuko.flows import MaskedAutoregressiveTransform
 
 from ciflows.bijections import AutoregressiveSpline, BatchNorm, LULinear, Permutation, ZukoBijection
@@ -145,7 +146,11 @@ def _masked(
     if features > 1:
         options |= {"order": order, "passes": passes}
     transform = MaskedAutoregressiveTransform(
-        features, context_features, hidden_features=hidden, **options
+        features,
+        context_features,
+        hidden_features=hidden,
+        activation=partial(nn.ReLU, inplace=True),
+        **options,
     )
     if features > 1:
         transform.hyper = MaskedMLP(transform.hyper)
