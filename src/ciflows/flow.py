@@ -57,6 +57,7 @@ class Flow(Density):
                 )
         self.layers = nn.ModuleList(layers)
         self.base = base
+        self._unsettling = [part for part in self.modules() if _unsettles(part)]
 
     @property
     def exact(self) -> bool:
@@ -163,7 +164,7 @@ class Flow(Density):
         check_shape(x, self.shape, "Flow")
         if x.dtype != self.dtype:
             raise ValueError(f"Flow: its weights are {self.dtype}, the points {x.dtype}: convert one.")
-        if any(_is_unsettled(part) for part in self.modules()):
+        if any(part.training for part in self._unsettling):
             raise ValueError(
                 "Flow: in training mode its batch norms or dropped units make a point's likelihood "
                 "depend on more than the point: call eval() first."
@@ -180,12 +181,16 @@ class Flow(Density):
         self._check_context(context)
         if context is not None and self.context_shape is not None:
             context = context.expand(*leading, *self.context_shape).reshape(-1, *self.context_shape)
-        if std_error is None or self.exact:
-            parts = list(self._estimate_rows(rows, samples, context, noise))
+        if self.exact:
+            parts = [self.log_weight(*some, noise) for some in self._chunks(rows, context)]
+            log_prob = torch.cat(parts).reshape(leading)
+            none, all_ = torch.zeros_like(log_prob), torch.full_like(log_prob, samples)
+            return Estimate(log_prob, log_prob.clone(), none, all_)
+        if std_error is None:
+            result = self._estimate_rows(rows, samples, context, noise)
         else:
-            parts = [self._estimate_until(rows, std_error, max_samples, context, noise)]
-        columns = [torch.cat(column).reshape(leading) for column in zip(*parts, strict=True)]
-        return Estimate(*columns)
+            result = self._estimate_until(rows, std_error, max_samples, context, noise)
+        return Estimate(*(column.reshape(leading) for column in result))
 
     @torch.no_grad()
     def sample(
@@ -281,22 +286,23 @@ class Flow(Density):
             copies, drawn = z.expand(k, *z.shape), noise.from_draw(start)
             yield shared + self._encode(parts[first:], copies, context, drawn)[0]
 
-    def _estimate_rows(
-        self, rows: Tensor, samples: int, context: Tensor | None, noise: Noise
-    ) -> Iterator[Estimate]:
+    def _chunks(self, rows: Tensor, context: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield rows and their context, some at a time."""
         step = _rows_at_once(self.shape, rows.device)
         for start in range(0, max(1, len(rows)), step):
             some = slice(start, start + step)
-            given = None if context is None else context[some]
-            if self.exact:
-                log_prob = self.log_weight(rows[some], given, noise)
-                none, all_ = torch.zeros_like(log_prob), torch.full_like(log_prob, samples)
-                yield Estimate(log_prob, log_prob.clone(), none, all_)
-                continue
+            yield rows[some], None if context is None else context[some]
+
+    def _estimate_rows(
+        self, rows: Tensor, samples: int, context: Tensor | None, noise: Noise
+    ) -> Estimate:
+        parts = []
+        for some, given in self._chunks(rows, context):
             running = RunningEstimate()
-            for log_weights in self._weight_chunks(rows[some], samples, given, noise):
+            for log_weights in self._weight_chunks(some, samples, given, noise):
                 running.add(log_weights)
-            yield running.result()
+            parts.append(running.result())
+        return Estimate(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
     def _estimate_until(
         self,
@@ -336,8 +342,7 @@ class Flow(Density):
         self, rows: Tensor, some: Tensor, samples: int, context: Tensor | None, noise: Noise
     ) -> Estimate:
         given = None if context is None else context[some]
-        parts = self._estimate_rows(rows[some], samples, given, noise)
-        return Estimate(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        return self._estimate_rows(rows[some], samples, given, noise)
 
 
 def _rows_at_once(shape: Shape, device: torch.device) -> int:
@@ -352,10 +357,8 @@ def _rows_at_once(shape: Shape, device: torch.device) -> int:
     return max(1, 2**20 // size if device.type == "cuda" else min(3000, 2**17 // size))
 
 
-def _is_unsettled(part: nn.Module) -> bool:
+def _unsettles(part: nn.Module) -> bool:
     """Whether a part depends, in training mode, on the other rows of a batch or on units dropped."""
-    if not part.training:
-        return False
     batchwise = isinstance(part, BatchNorm1d | BatchNorm2d) or getattr(part, "batchwise", False)
     return batchwise or getattr(part, "dropout", 0.0) > 0
 
