@@ -205,7 +205,8 @@ class _Training:
 
     def _rate(self) -> float:
         settings, progress = self.settings, self.progress
-        rate = settings.learning_rate * progress.rate_scale
+        risen = min(1.0, (progress.step + 1) / (settings.warm_up + 1))
+        rate = settings.learning_rate * progress.rate_scale * risen
         if settings.schedule == "constant":
             return rate
         return rate * 0.5 * (1 + math.cos(math.pi * self._done()))
@@ -225,7 +226,9 @@ class _Training:
         if epoch != self.epoch:
             shuffle = torch.Generator().manual_seed((self.seed << 32) + epoch)
             self.epoch = epoch
-            self.order = torch.randperm(len(self.train), generator=shuffle).to(self.train.x.device)
+            order, device = torch.randperm(len(self.train), generator=shuffle), self.train.x.device
+            pinned = order.pin_memory() if device.type == "cuda" else order  # no step waits for it then
+            self.order = pinned.to(device, non_blocking=True)
         start = position * self.batch_size
         batch = self.train[self.order[start : start + self.batch_size]]
         return batch.to(self.flow.device, self.flow.dtype)

@@ -17,10 +17,11 @@ class TrainingSettings(Settings):
 
     steps: int = Field(10_000, ge=1, description="optimiser steps")
     batch_size: int = Field(1000, ge=1, description="points in one step")
-    learning_rate: float = Field(4e-3, gt=0, lt=10, description="Adam's step size at the start")
+    learning_rate: float = Field(4e-3, gt=0, lt=10, description="Adam's largest step size")
     schedule: Literal["cosine", "constant"] = Field(
         "cosine", description="how the step size goes: down to 0 along a cosine, or not at all"
     )
+    warm_up: int = Field(0, ge=0, description="steps over which the step size rises at the start")
     weight_decay: float = Field(
         0.0, ge=0, description="share of each weight taken off per step, times the step size (AdamW)"
     )

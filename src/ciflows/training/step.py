@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["CapturedStep", "Step", "make_step"]
 
+import gc
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -138,12 +139,17 @@ class CapturedStep(Step):
         super().__init__(flow, settings, noise)
         self.batch = batch.clone()
         self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(flow.device)
         self.graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         with noise.rewound():
             self._record(self._spin())
 
     def _record(self, terms: tuple[int, ...]) -> None:
-        """Record the step; the warm-ups that capture needs leave no trace, even where it fails."""
+        """Record the step; the warm-ups that capture needs leave no trace, even where it fails.
+
+        All is done on one stream, and nothing of an earlier gradient is left: what is left remembers the
+        stream of its own, which a recording must not wait for.
+        """
         changed = [*self.flow.parameters(), *self.flow.buffers(), *self.state().values()]
         tensors = [tensor.detach() for tensor in changed]
         kept = [tensor.clone() for tensor in tensors]
@@ -151,15 +157,15 @@ class CapturedStep(Step):
         if self.noise.generator is not None:
             graph.register_generator_state(self.noise.generator)
         try:
-            with self.noise.rewound(), _capturable_linalg(self.flow), self._compiled():
-                side = torch.cuda.Stream()
-                side.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(side):
+            with self.noise.rewound(), _capturable_linalg(self.flow), torch.cuda.stream(self.stream):
+                self.stream.wait_stream(torch.cuda.default_stream(self.flow.device))
+                with self._compiled():
                     for _ in range(WARM_UPS):
                         self._take(self.batch)
-                torch.cuda.current_stream().wait_stream(side)
-                with torch.cuda.graph(graph, pool=self.pool):
-                    loss = self._take(self.batch)
+                    gc.collect()
+                    with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+                        loss = self._take(self.batch)
+            torch.cuda.current_stream().wait_stream(self.stream)
         finally:
             torch._foreach_copy_(tensors, kept)
         self.graphs[terms] = graph, loss
