@@ -232,7 +232,7 @@ class _Rate(NamedTuple):
 
 def _rate(device: torch.device) -> _Rate:
     """Products of the size that the residual blocks have on a CPU; large ones on a GPU."""
-    rows, width = (8192, 8192) if device.type == "cuda" else (3000, 128)
+    rows, width = (8192, 8192) if device.type == "cuda" else (1500, 128)
     left, right = torch.randn(rows, width, device=device), torch.randn(width, width, device=device)
     return _Rate(lambda: left @ right, 2.0 * rows * width * width)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-BLOCK = 3000
+BLOCK = 1500
 
 
 def silu_chain(stack: Tensor, weights: Sequence[Tensor], shifts: Sequence[Tensor]) -> Tensor:
