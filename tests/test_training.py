@@ -316,6 +316,15 @@ def test_clipping_bounds_the_whole_gradient(data: tuple[Tensor, Tensor]) -> None
     assert total.sum().sqrt().item() == pytest.approx(1e-3, rel=1e-2)
 
 
+def test_the_step_size_rises_at_the_start(data: tuple[Tensor, Tensor]) -> None:
+    settings = QUICK.model_copy(update={"warm_up": 3, "schedule": "constant", "learning_rate": 1.0})
+    training = loop._Training(small(), Rows(data[0]), Rows(data[1]), settings, 0, None, None)
+    rates = []
+    for training.progress.step in range(6):
+        rates.append(training._rate())
+    assert rates == [0.25, 0.5, 0.75, 1, 1, 1]
+
+
 def test_last_rows_are_not_lost_between_passes(data: tuple[Tensor, Tensor]) -> None:
     settings = QUICK.model_copy(update={"batch_size": 300})
     training = loop._Training(small(), Rows(data[0]), Rows(data[1]), settings, 0, None, None)

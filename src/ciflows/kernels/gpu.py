@@ -527,7 +527,7 @@ def _sum(parts: Tensor) -> Tensor:
     """The sum over the first dimension."""
     total = torch.empty_like(parts[0])
     columns = total.numel()
-    rows = min(128, triton.next_power_of_2(len(parts)))
+    rows = min(128, max(16, triton.next_power_of_2(len(parts))))
     _sum_kernel[(triton.cdiv(columns, 32),)](parts, total, len(parts), columns, R=rows, C=32)
     return total
 

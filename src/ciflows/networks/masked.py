@@ -32,6 +32,10 @@ class MaskedMLP(nn.Sequential):
 
     def __init__(self, network: zuko.nn.MaskedMLP) -> None:
         super().__init__(*network)
+        if not all(isinstance(part, zuko.nn.MaskedLinear | nn.ReLU) for part in self):
+            raise ValueError(
+                "MaskedMLP: takes linear maps with ReLU between them, and no residual blocks."
+            )
         maps = self._maps
         self.sizes = [maps[0].in_features, *(part.out_features for part in maps)]
 
