@@ -36,6 +36,7 @@ from torch.utils.flop_counter import register_flop_formula
 SCALE: tl.constexpr = tl.constexpr(1 / 1.1)  # that of `networks.lipschitz.LipSwish`
 SLOTS = 16  # rows of one point in a tile, at most
 FEW_ROWS = 4096
+SUMMED = 32  # columns of a program that adds rows
 CHUNK = 64  # rows that are multiplied together in that sum
 PART = 64  # hidden units that are held together
 SPLITS = 16  # programs that share the sum over rows of one weight's gradient
@@ -133,9 +134,10 @@ class Plan:
         return self.sizes["N"] * self.sizes["B"]
 
     def cuts(self, maps: int) -> list[int]:
-        """Sizes of the gradients in a row of parts: of the first and last map, the biases, beta."""
+        """Sizes of the gradients in a row: of the middle, first and last maps, the biases, beta."""
         hidden, inputs, outputs = (self.sizes[name] for name in ("HIDDEN", "INPUTS", "OUTPUTS"))
-        return [hidden * inputs, outputs * hidden, (maps + 1) * hidden, outputs, maps + 2]
+        middle, first, last = maps * hidden * hidden, hidden * inputs, outputs * hidden
+        return [middle, first, last, (maps + 1) * hidden, outputs, maps + 2]
 
 
 def _tile_rows(rows: int) -> int:
@@ -513,9 +515,19 @@ def _middle_kernel(
 
 
 @triton.jit
-def _sum_kernel(parts_ptr, total_ptr, rows, columns, R: tl.constexpr, C: tl.constexpr):
-    """The sums (columns,) of parts (rows, columns)."""
-    at = tl.program_id(0) * C + tl.arange(0, C)
+def _sum_kernel(
+    one_ptr, other_ptr, total_ptr, one_rows, other_rows, one_columns, other_columns,
+    R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """The sums of two matrices over their rows, one after the other (one_columns + other_columns,)."""
+    block, blocks = tl.program_id(0), tl.cdiv(one_columns, C)
+    if block < blocks:
+        parts_ptr, rows, columns = one_ptr, one_rows, one_columns
+    else:
+        parts_ptr, rows, columns = other_ptr, other_rows, other_columns
+        block -= blocks
+        total_ptr += one_columns
+    at = block * C + tl.arange(0, C)
     total = tl.zeros((C,), dtype=tl.float32)
     for start in range(0, rows, R):
         each = start + tl.arange(0, R)
@@ -523,12 +535,12 @@ def _sum_kernel(parts_ptr, total_ptr, rows, columns, R: tl.constexpr, C: tl.cons
     tl.store(total_ptr + at, total, mask=at < columns)
 
 
-def _sum(parts: Tensor) -> Tensor:
-    """The sum over the first dimension."""
-    total = torch.empty_like(parts[0])
-    columns = total.numel()
-    rows = min(128, max(16, triton.next_power_of_2(len(parts))))
-    _sum_kernel[(triton.cdiv(columns, 32),)](parts, total, len(parts), columns, R=rows, C=32)
+def _sum(one: Tensor, other: Tensor) -> Tensor:
+    """The sums of two tensors over their first dimension, in one row."""
+    columns = [part[0].numel() for part in (one, other)]
+    total = one.new_empty(sum(columns))
+    blocks = sum(triton.cdiv(size, SUMMED) for size in columns)
+    _sum_kernel[(blocks,)](one, other, total, len(one), len(other), *columns, R=64, C=SUMMED)
     return total
 
 
@@ -586,14 +598,14 @@ def _outputs(x, directions, first, last, biases, save):
 def _chain_backward(
     grad_y: Tensor, grad_t: Tensor, x: Tensor, directions: Tensor, first: Tensor, middle: Tensor,
     last: Tensor, beta: Tensor, activation: str, saved: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of x, of the middle weights, and of all others in one row (cut up by `_backward`)."""
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The gradient of x, and all others in one row (cut up by `_backward`)."""
     x, first, middle, last = x.contiguous(), first.contiguous(), middle.contiguous(), last.contiguous()
     grad_y, directions = grad_y.contiguous(), _with_dense_rows(directions)
     plan, maps = Plan.of(x, directions, first, last), len(middle)
     grad_x = x.new_empty(plan.groups, *x.shape)
     acts, grads = (x.new_empty(maps, plan.programs, plan.hidden, plan.rows) for _ in range(2))
-    parts = x.new_empty(plan.programs, sum(plan.cuts(maps)))
+    parts = x.new_empty(plan.programs, sum(plan.cuts(maps)[1:]))
     splits = min(SPLITS, triton.cdiv(plan.programs * plan.rows, CHUNK))
     middles = x.new_empty(splits, *middle.shape)
     with torch.cuda.device_of(x):
@@ -607,13 +619,13 @@ def _chain_backward(
             acts, grads, middles, plan.programs, maps, **sizes, M=plan.rows, C=CHUNK,
             PRECISION=_precision(),
         )  # fmt: skip
-        return grad_x[0] if plan.groups == 1 else _sum(grad_x), _sum(middles), _sum(parts)
+        return grad_x[0] if plan.groups == 1 else grad_x.sum(0), _sum(middles, parts)
 
 
 @_chain_backward.register_fake
 def _(grad_y, grad_t, x, directions, first, middle, last, beta, activation, saved):
     cuts = Plan.of(x, directions, first, last).cuts(len(middle))
-    return torch.empty_like(x), torch.empty_like(middle), x.new_empty(sum(cuts))
+    return torch.empty_like(x), x.new_empty(sum(cuts))
 
 
 def _with_dense_rows(directions: Tensor) -> Tensor:
@@ -629,16 +641,16 @@ def _keep(ctx, inputs, output):
 
 def _backward(ctx, grad_y, grad_t, _):
     x, directions, first, middle, last, beta, saved = ctx.saved_tensors
-    grad_x, grad_middle, row = _chain_backward(
+    grad_x, row = _chain_backward(
         grad_y, grad_t, x, directions, first, middle, last, beta, ctx.activation, saved
     )
     cuts = Plan.of(x, directions, first, last).cuts(len(middle))
-    by_first, by_last, by_biases, by_last_bias, by_beta = row.split(cuts)
+    by_middle, by_first, by_last, by_biases, by_last_bias, by_beta = row.split(cuts)
     return (
         grad_x,
         None,
         by_first.view_as(first),
-        grad_middle,
+        by_middle.view_as(middle),
         by_last.view_as(last),
         by_biases.view(-1, len(first)),
         by_last_bias,

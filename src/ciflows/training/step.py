@@ -165,8 +165,8 @@ class CapturedStep(Step):
                     gc.collect()
                     with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
                         loss = self._take(self.batch)
-            torch.cuda.current_stream().wait_stream(self.stream)
         finally:
+            torch.cuda.current_stream().wait_stream(self.stream)
             torch._foreach_copy_(tensors, kept)
         self.graphs[terms] = graph, loss
 
