@@ -14,7 +14,7 @@ import zuko
 from torch import Tensor
 
 from ciflows import kernels
-from ciflows.networks import MLP, LipschitzMLP, MaskedMLP
+from ciflows.networks import MLP, LipschitzMLP, MaskedMLP, scaled_together
 from ciflows.precision import float32_products
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -61,6 +61,20 @@ def test_a_lipschitz_network_and_its_jacobian(
     directions = directions.expand(features, *leading, features)
     plain = network._plain(torch.cat([x[None], directions]), None)
     check(plain, network._fused(x, directions), [x, *network.parameters()])
+
+
+def test_networks_whose_weights_are_scaled_together() -> None:
+    torch.manual_seed(0)
+    networks = [LipschitzMLP(2, [32, 32, 32], last_std=0.5).to(DEVICE) for _ in range(2)]
+    networks.append(LipschitzMLP(2, [16, 16], last_std=0.5).to(DEVICE))
+    inputs = [torch.randn(20, 2, device=DEVICE, requires_grad=True)]
+    for network in networks:
+        inputs += network.parameters()
+    alone = tuple(network._fused(inputs[0], None)[0] for network in networks)
+    with scaled_together(networks):
+        together = tuple(network._fused(inputs[0], None)[0] for network in networks)
+    check(alone, together, inputs)
+    assert "scaled" not in networks[0].__dict__
 
 
 def test_a_lipschitz_network_alone() -> None:

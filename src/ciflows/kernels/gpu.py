@@ -48,7 +48,8 @@ def chain(
     first: Tensor,
     middle: Tensor,
     last: Tensor,
-    biases: Sequence[Tensor],
+    biases: Tensor,
+    last_bias: Tensor,
     activation: str,
     beta: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -60,7 +61,8 @@ def chain(
         first: W₁ (H, inputs).
         middle: W₂, ..., Wₙ₋₁ (n - 2, H, H).
         last: Wₙ (outputs, H).
-        biases: b₁, ..., bₙ.
+        biases: b₁, ..., bₙ₋₁ (n - 1, H).
+        last_bias: bₙ (outputs,).
         activation: What a is: "lipswish", before each map; "tanh" or "relu", between maps.
         beta: The β of each LipSwish (n,).
     """
@@ -68,11 +70,8 @@ def chain(
     rows = x.reshape(-1, x.shape[-1])
     slots = x.new_zeros(0, *rows.shape) if directions is None else directions.flatten(1, -2)
     beta = x.new_zeros(0) if beta is None else beta
-    between = torch.stack(biases[:-1])
     save = torch.is_grad_enabled()
-    y, tangents, _ = _chain(
-        rows, slots, first, middle, last, between, biases[-1], beta, activation, save
-    )
+    y, tangents, _ = _chain(rows, slots, first, middle, last, biases, last_bias, beta, activation, save)
     return y.reshape(*leading, -1), tangents.reshape(len(slots), *leading, y.shape[-1])
 
 
@@ -82,7 +81,8 @@ def perceptron(
     """The chain alone, without tangents: (*, inputs) -> (*, outputs)."""
     first, *between, last = weights
     middle = between[0][None] if len(between) == 1 else torch.stack(between)
-    return chain(x, None, first, middle, last, biases, activation)[0]
+    *between_biases, last_bias = biases
+    return chain(x, None, first, middle, last, torch.stack(between_biases), last_bias, activation)[0]
 
 
 @dataclass(frozen=True)

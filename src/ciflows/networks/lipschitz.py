@@ -18,6 +18,7 @@ __all__ = [
     "Spectral",
     "SpectralLinear",
     "converge_norms",
+    "scaled_together",
     "update_norms",
 ]
 
@@ -25,7 +26,8 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -336,6 +338,11 @@ class LipschitzMLP(LipschitzNetwork):
         stack = x[None] if directions is None else torch.cat([x[None], directions])
         return self._chain(stack, context) if stack.is_cpu else self._plain(stack, context)
 
+    @property
+    def fused(self) -> bool:
+        """Whether it goes to the GPU's kernel where it is now."""
+        return self.context is None and kernels.fits(self.beta.new_empty(1, self.features), self.sizes)
+
     def _plain(self, stack: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         """Layer by layer, in operations that torch differentiates and compiles."""
         bias = stack.new_zeros(self.features)
@@ -352,13 +359,10 @@ class LipschitzMLP(LipschitzNetwork):
     def _fused(self, x: Tensor, directions: Tensor | None) -> tuple[Tensor, Tensor]:
         from ciflows.kernels.gpu import chain
 
-        first, *between, last = (part for part in self.linears if isinstance(part, SpectralLinear))
-        weight, u, v = _stack(between)
-        middle = _scaled_down(weight, _norms(first, weight, u, v)[:, None, None], first.bound)
-        biases = [part.bias for part in (first, *between, last)]
-        beta = F.softplus(self.beta)
-        weights = first.scaled_weight(), middle, last.scaled_weight()
-        return chain(x, directions, *weights, biases, "lipswish", beta)
+        scaled = self.__dict__.get("scaled") or _scale([self])[0]
+        first, middle, last, biases, beta = scaled
+        last_bias = self.linears[-1].get_parameter("bias")
+        return chain(x, directions, first, middle, last, biases, last_bias, "lipswish", beta)
 
     def _chain(self, stack: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         """All layers at once. In y = βh activations have no parameters: a(h) = y σ(y) / (1.1 β)."""
@@ -375,3 +379,41 @@ class LipschitzMLP(LipschitzNetwork):
         rows = (beta[0] * stack).reshape(len(stack), -1, self.features)
         stack = silu_chain(rows, weights, shifts).reshape(stack.shape)
         return stack[0], stack[1:]
+
+
+Scaled = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def _scale(networks: Sequence[LipschitzMLP]) -> list[Scaled]:
+    """What the kernel takes of networks of equal sizes: W₁, those between, Wₙ, biases but the last, β."""
+
+    def scale(maps: Sequence[SpectralLinear]) -> Tensor:
+        weight, u, v = _stack(maps)
+        return _scaled_down(weight, _norms(maps[0], weight, u, v)[:, None, None], maps[0].bound)
+
+    rows = [cast(Sequence[SpectralLinear], network.linears) for network in networks]
+    first, last = (scale([row[end] for row in rows]) for end in (0, -1))
+    middle = scale([map_ for row in rows for map_ in row[1:-1]])
+    biases = torch.stack([map_.bias for row in rows for map_ in row[:-1]])
+    middle, biases = (part.unflatten(0, (len(rows), -1)) for part in (middle, biases))
+    beta = F.softplus(torch.stack([network.beta for network in networks]))
+    return list(zip(*(part.unbind() for part in (first, middle, last, biases, beta)), strict=True))
+
+
+@contextmanager
+def scaled_together(networks: Sequence[LipschitzMLP]) -> Iterator[None]:
+    """Scale the weights of networks for the GPU's kernel once for a while, all of one size together.
+
+    One by one that takes more kernels than all else in a step.
+    """
+    groups: dict[Hashable, list[LipschitzMLP]] = defaultdict(list)
+    for network in networks:
+        groups[tuple(network.sizes), network.kappa].append(network)
+    try:
+        for group in groups.values():
+            for network, scaled in zip(group, _scale(group), strict=True):
+                network.__dict__["scaled"] = scaled
+        yield
+    finally:
+        for network in networks:
+            network.__dict__.pop("scaled", None)

@@ -18,7 +18,7 @@ from ciflows.bijections.log_det import ELIMINATION_LIMIT
 from ciflows.densities import Density
 from ciflows.flow import Flow
 from ciflows.layers import Layer
-from ciflows.networks import ResNet, update_norms
+from ciflows.networks import LipschitzMLP, ResNet, scaled_together, update_norms
 from ciflows.noise import Noise
 from ciflows.objectives import Objective
 from ciflows.precision import float32_products
@@ -47,6 +47,7 @@ class Step:
         self.decay = settings.average
         self.exact_products = settings.precision in ("float32", "float64")
         self.rates = _roulette_rates(flow)
+        self.fused = [part for part in flow.modules() if isinstance(part, LipschitzMLP) and part.fused]
         for part in flow.modules():
             if isinstance(part, ResNet):
                 part.mixed = settings.precision == "mixed"
@@ -106,7 +107,8 @@ class Step:
         return torch.where(norm.isfinite(), loss.detach(), math.nan)
 
     def _loss(self, batch: Rows) -> Tensor:
-        return -self.objective(self.flow, batch, noise=self.noise).mean()
+        with scaled_together(self.fused):
+            return -self.objective(self.flow, batch, noise=self.noise).mean()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
