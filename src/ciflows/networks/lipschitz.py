@@ -385,7 +385,7 @@ Scaled = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def _scale(networks: Sequence[LipschitzMLP]) -> list[Scaled]:
-    """What the kernel takes of networks of equal sizes: W₁, those between, Wₙ, biases but the last, β."""
+    """What the kernel takes of networks of one size: W₁, those between, Wₙ, biases but the last, β."""
 
     def scale(maps: Sequence[SpectralLinear]) -> Tensor:
         weight, u, v = _stack(maps)
