@@ -57,7 +57,6 @@ class Flow(Density):
                 )
         self.layers = nn.ModuleList(layers)
         self.base = base
-        self._unsettling = [part for part in self.modules() if _unsettles(part)]
 
     @property
     def exact(self) -> bool:
@@ -164,7 +163,7 @@ class Flow(Density):
         check_shape(x, self.shape, "Flow")
         if x.dtype != self.dtype:
             raise ValueError(f"Flow: its weights are {self.dtype}, the points {x.dtype}: convert one.")
-        if any(part.training for part in self._unsettling):
+        if any(_is_unsettled(part) for part in self.modules()):
             raise ValueError(
                 "Flow: in training mode its batch norms or dropped units make a point's likelihood "
                 "depend on more than the point: call eval() first."
@@ -357,8 +356,10 @@ def _rows_at_once(shape: Shape, device: torch.device) -> int:
     return max(1, 2**20 // size if device.type == "cuda" else min(3000, 2**17 // size))
 
 
-def _unsettles(part: nn.Module) -> bool:
+def _is_unsettled(part: nn.Module) -> bool:
     """Whether a part depends, in training mode, on the other rows of a batch or on units dropped."""
+    if not part.training:
+        return False
     batchwise = isinstance(part, BatchNorm1d | BatchNorm2d) or getattr(part, "batchwise", False)
     return batchwise or getattr(part, "dropout", 0.0) > 0
 
