@@ -36,10 +36,10 @@ from torch.utils.flop_counter import register_flop_formula
 SCALE: tl.constexpr = tl.constexpr(1 / 1.1)  # that of `networks.lipschitz.LipSwish`
 SLOTS = 16  # rows of one point in a tile, at most
 FEW_ROWS = 4096
-SUMMED = 32  # columns of a program that adds rows
-CHUNK = 64  # rows that are multiplied together in that sum
 PART = 64  # hidden units that are held together
 SPLITS = 16  # programs that share the sum over rows of one weight's gradient
+CHUNK = 64  # rows that are multiplied together in that sum
+SUMMED = 32  # columns of a program that adds parts
 
 
 def chain(
@@ -242,29 +242,14 @@ def _enter(
 
 @triton.jit
 def _columns(
-    parts, weight_ptr, columns, is_column, HIDDEN: tl.constexpr, B: tl.constexpr,
-    N: tl.constexpr, PRECISION: tl.constexpr,
+    parts, weight_ptr, columns, is_column, BY_UNIT: tl.constexpr, BY_COLUMN: tl.constexpr,
+    HIDDEN: tl.constexpr, B: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The columns of T Wᵀ for a tile T (rows, hidden) in parts, W (columns, hidden)."""
+    """The columns of T V for a tile T (rows, hidden) in parts, V (hidden, columns) with such strides."""
     total = tl.zeros((parts[0].shape[0], columns.shape[0]), dtype=tl.float32)
     for i in tl.static_range(N):
         units = i * B + tl.arange(0, B)[:, None]
-        at = weight_ptr + columns[None, :] * HIDDEN + units
-        weight = tl.load(at, mask=is_column[None, :] & (units < HIDDEN), other=0.0)
-        total = tl.dot(parts[i], weight, total, input_precision=PRECISION)
-    return total
-
-
-@triton.jit
-def _adjoint_columns(
-    parts, weight_ptr, columns, is_column, stride, HIDDEN: tl.constexpr, B: tl.constexpr,
-    N: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The columns of T W for a tile T (rows, hidden) in parts, W (hidden, columns)."""
-    total = tl.zeros((parts[0].shape[0], columns.shape[0]), dtype=tl.float32)
-    for i in tl.static_range(N):
-        units = i * B + tl.arange(0, B)[:, None]
-        at = weight_ptr + units * stride + columns[None, :]
+        at = weight_ptr + units * BY_UNIT + columns[None, :] * BY_COLUMN
         weight = tl.load(at, mask=is_column[None, :] & (units < HIDDEN), other=0.0)
         total = tl.dot(parts[i], weight, total, input_precision=PRECISION)
     return total
@@ -272,27 +257,15 @@ def _adjoint_columns(
 
 @triton.jit
 def _product(
-    parts, weight_ptr, HIDDEN: tl.constexpr, B: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr
-):
-    """T Wᵀ in parts, for a tile T in parts, W (hidden, hidden)."""
+    parts, weight_ptr, BY_UNIT: tl.constexpr, BY_COLUMN: tl.constexpr,
+    HIDDEN: tl.constexpr, B: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """T V in parts, for a tile T in parts, V (hidden, hidden) with such strides."""
     after = ()
     for i in tl.static_range(N):
         units = i * B + tl.arange(0, B)
-        tile = _columns(parts, weight_ptr, units, units < HIDDEN, HIDDEN, B, N, PRECISION)
-        after = after + (tile,)
-    return after
-
-
-@triton.jit
-def _adjoint(
-    parts, weight_ptr, HIDDEN: tl.constexpr, B: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr
-):
-    """T W in parts, for a tile T in parts, W (hidden, hidden)."""
-    after = ()
-    for i in tl.static_range(N):
-        units = i * B + tl.arange(0, B)
-        tile = _adjoint_columns(
-            parts, weight_ptr, units, units < HIDDEN, HIDDEN, HIDDEN, B, N, PRECISION
+        tile = _columns(
+            parts, weight_ptr, units, units < HIDDEN, BY_UNIT, BY_COLUMN, HIDDEN, B, N, PRECISION
         )
         after = after + (tile,)
     return after
@@ -351,12 +324,13 @@ def _forward_kernel(
         parts = _forth(
             parts, layer, biases_ptr, beta_ptr, saved, is_value, HIDDEN, B, N, R, S, ACTIVATION, SAVE
         )
-        parts = _product(parts, middle_ptr + layer * HIDDEN * HIDDEN, HIDDEN, B, N, PRECISION)
+        weight = middle_ptr + layer * HIDDEN * HIDDEN
+        parts = _product(parts, weight, 1, HIDDEN, HIDDEN, B, N, PRECISION)
     saved = saved_ptr + maps * programs * size
     parts = _forth(
         parts, maps, biases_ptr, beta_ptr, saved, is_value, HIDDEN, B, N, R, S, ACTIVATION, SAVE
     )
-    y = _columns(parts, last_ptr, outs, is_out, HIDDEN, B, N, PRECISION)
+    y = _columns(parts, last_ptr, outs, is_out, 1, HIDDEN, HIDDEN, B, N, PRECISION)
     if S > 1:
         _store(t_ptr, y, directions * n + points, outs, OUTPUTS, tangent_rows, is_out)
     y += tl.load(last_bias_ptr + outs, mask=is_out, other=0.0)[None, :]
@@ -463,7 +437,8 @@ def _backward_kernel(
         layer = maps - 1 - back
         here = layer * programs * size
         _keep_tile(grads_ptr + here, parts, B, N, M)
-        parts = _adjoint(parts, middle_ptr + layer * HIDDEN * HIDDEN, HIDDEN, B, N, PRECISION)
+        weight = middle_ptr + layer * HIDDEN * HIDDEN
+        parts = _product(parts, weight, HIDDEN, 1, HIDDEN, B, N, PRECISION)
         parts, acts = _back(
             parts, layer, beta_ptr, saved_ptr + here, part_biases, part_beta, is_value,
             HIDDEN, B, N, R, S, ACTIVATION,
@@ -478,7 +453,7 @@ def _backward_kernel(
         units = i * B + tl.arange(0, B)
         by_first = tl.dot(tl.trans(parts[i]), tile, input_precision=PRECISION)
         _store(part, by_first, units, ins, INPUTS, units < HIDDEN, is_in)
-    g = _adjoint_columns(parts, first_ptr, ins, is_in, INPUTS, HIDDEN, B, N, PRECISION)
+    g = _columns(parts, first_ptr, ins, is_in, INPUTS, 1, HIDDEN, B, N, PRECISION)
     if ACTIVATION == "lipswish":
         beta = tl.load(beta_ptr)
         _, slope = _activate(x, beta, ACTIVATION)

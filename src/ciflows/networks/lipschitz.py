@@ -340,8 +340,9 @@ class LipschitzMLP(LipschitzNetwork):
 
     @property
     def fused(self) -> bool:
-        """Whether it goes to the GPU's kernel where it is now."""
-        return self.context is None and kernels.fits(self.beta.new_empty(1, self.features), self.sizes)
+        """Whether it goes to the GPU's kernel where it is now, with tangents."""
+        point = self.beta.new_empty(1, self.features)
+        return self.context is None and kernels.fits(point, self.sizes, tangents=1)
 
     def _plain(self, stack: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         """Layer by layer, in operations that torch differentiates and compiles."""
