@@ -116,13 +116,14 @@ def test_log_determinants(features: int) -> None:
     check((plain,), (log_det(matrix),), [matrix])
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="without CUDA none fits")
 @pytest.mark.parametrize(
     ("sizes", "tangents"),
     [
-        ((2, 300, 300, 2), 0),
-        ((2, 200, 200, 2), 2),
+        ((2, 257, 257, 2), 0),
+        ((2, 129, 129, 2), 2),
         ((2, 32, 64, 2), 0),
-        ((70, 9, 9, 70), 0),
+        ((65, 32, 32, 65), 0),
         ((2, 32, 2), 0),
     ],
 )
