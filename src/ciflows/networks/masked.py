@@ -10,54 +10,36 @@ from __future__ import annotations
 __all__ = ["MaskedMLP", "MaskedResidualNet"]
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 import zuko
 from torch import Tensor, nn
 
-from ciflows import kernels
 from ciflows.layers import check_order, join
+from ciflows.networks.mlp import Perceptron
 from ciflows.noise import Noise
 
 BLOCK_START = 1e-3
 
 
-class MaskedMLP(nn.Sequential):
-    """A masked network of zuko's, ReLU between its maps, as one kernel where it fits on a GPU.
+class MaskedMLP(Perceptron):
+    """A masked network of zuko's, with ReLU between its maps.
 
     Arguments:
         network: What zuko made; its parameters are shared.
     """
 
     def __init__(self, network: zuko.nn.MaskedMLP) -> None:
-        super().__init__(*network)
-        if not all(isinstance(part, zuko.nn.MaskedLinear | nn.ReLU) for part in self):
+        if not all(isinstance(part, zuko.nn.MaskedLinear | nn.ReLU) for part in network):
             raise ValueError(
                 "MaskedMLP: takes linear maps with ReLU between them, and no residual blocks."
             )
-        maps = self._maps
-        self.sizes = [maps[0].in_features, *(part.out_features for part in maps)]
+        super().__init__(*network, activation="relu")
 
-    @property
-    def _maps(self) -> list[zuko.nn.MaskedLinear]:
-        return [part for part in self if isinstance(part, zuko.nn.MaskedLinear)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._fused(x) if kernels.fits(x, self.sizes) else self._plain(x)
-
-    def _plain(self, x: Tensor) -> Tensor:
-        """Layer by layer, in operations that torch differentiates and compiles."""
-        for module in self:  # spelt out: torch does not compile the forward of its own containers
-            x = module(x)
-        return x
-
-    def _fused(self, x: Tensor) -> Tensor:
-        from ciflows.kernels.gpu import perceptron
-
-        maps = self._maps
-        weights = [part.mask * part.weight for part in maps]
-        return perceptron(x, weights, [part.bias for part in maps], "relu")
+    def _weights(self) -> list[Tensor]:
+        return [cast(Tensor, part.mask) * part.weight for part in self._maps]
 
 
 class MaskedResidualNet(nn.Module):

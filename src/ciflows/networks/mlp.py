@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["MLP"]
+__all__ = ["MLP", "Perceptron"]
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -13,7 +13,45 @@ from ciflows import kernels
 from ciflows.kernels.cpu import tanh_chain
 
 
-class MLP(nn.Sequential):
+class Perceptron(nn.Sequential):
+    """Linear maps with one activation between them, as one kernel where they fit on a GPU.
+
+    Arguments:
+        modules: The maps and activations in turn.
+        activation: What `kernels.gpu` calls the activation; None where it does not know it.
+    """
+
+    def __init__(self, *modules: nn.Module, activation: str | None) -> None:
+        super().__init__(*modules)
+        maps = self._maps
+        self.sizes = [maps[0].in_features, *(part.out_features for part in maps)]
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        fused = self.activation is not None and kernels.fits(x, self.sizes)
+        return self._fused(x) if fused else self._plain(x)
+
+    @property
+    def _maps(self) -> list[nn.Linear]:
+        return [part for part in self if isinstance(part, nn.Linear)]
+
+    def _weights(self) -> list[Tensor]:
+        return [part.weight for part in self._maps]
+
+    def _plain(self, x: Tensor) -> Tensor:
+        """Layer by layer, in operations that torch differentiates and compiles."""
+        for module in self:  # spelt out: torch does not compile the forward of its own containers
+            x = module(x)
+        return x
+
+    def _fused(self, x: Tensor) -> Tensor:
+        from ciflows.kernels.gpu import perceptron
+
+        assert self.activation is not None
+        return perceptron(x, self._weights(), [part.bias for part in self._maps], self.activation)
+
+
+class MLP(Perceptron):
     """Linear maps with an activation between them: (*, in_features) -> (*, out_features).
 
     Arguments:
@@ -37,40 +75,22 @@ class MLP(nn.Sequential):
         activation: Callable[[], nn.Module] = nn.Tanh,
         zero_last: bool = False,
     ) -> None:
-        sizes = [in_features, *hidden]
         modules: list[nn.Module] = []
+        sizes = [in_features, *hidden]
         for before, after in itertools.pairwise(sizes):
             modules += [nn.Linear(before, after), activation()]
         last = nn.Linear(sizes[-1], out_features)
         if zero_last:
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
-        super().__init__(*modules, last)
-        self.sizes = [*sizes, out_features]
-        self.smooth = all(isinstance(part, nn.Tanh) for part in modules[1::2])
+        smooth = all(isinstance(part, nn.Tanh) for part in modules[1::2])
+        super().__init__(*modules, last, activation="tanh" if smooth else None)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.smooth and x.is_cpu:
-            return self._chain(x)
-        if self.smooth and kernels.fits(x, self.sizes):
-            return self._fused(x)
-        return self._plain(x)
+        return self._chain(x) if self.activation == "tanh" and x.is_cpu else super().forward(x)
 
     def _chain(self, x: Tensor) -> Tensor:
         """All layers at once, on a CPU."""
-        maps = [part for part in self if isinstance(part, nn.Linear)]
-        weights, biases = [part.weight for part in maps], [part.bias for part in maps]
-        y = tanh_chain(x.reshape(-1, x.shape[-1]), weights, biases)
+        biases = [part.bias for part in self._maps]
+        y = tanh_chain(x.reshape(-1, x.shape[-1]), self._weights(), biases)
         return y.reshape(*x.shape[:-1], y.shape[-1])
-
-    def _plain(self, x: Tensor) -> Tensor:
-        """Layer by layer, in operations that torch differentiates and compiles."""
-        for module in self:  # spelt out: torch does not compile the forward of its own containers
-            x = module(x)
-        return x
-
-    def _fused(self, x: Tensor) -> Tensor:
-        from ciflows.kernels.gpu import perceptron
-
-        maps = [part for part in self if isinstance(part, nn.Linear)]
-        return perceptron(x, [part.weight for part in maps], [part.bias for part in maps], "tanh")
