@@ -8,6 +8,8 @@ import argparse
 import time
 
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from ciflows import build_model
 from ciflows.config import read_config, read_overrides, resolve
@@ -24,9 +26,12 @@ parser.add_argument("-c", "--config", action="append", default=[])
 parser.add_argument("--set", action="append", default=[])
 parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--eager", action="store_true", help="without a graph and compiled layers")
+parser.add_argument("--kernels", action="store_true", help="count a step's kernels on a GPU too")
 given = parser.parse_args()
 
 device = find_device("auto")
+if given.kernels and device.type != "cuda":
+    parser.error("--kernels needs a GPU.")
 layers = [*map(read_config, given.config), read_overrides(given.model, given.set)]
 config = resolve(given.data, given.model, layers=layers)
 flow = build_model(given.model, shape=tuple(given.shape), **config.architecture).to(device).train()
@@ -50,4 +55,10 @@ for _ in range(given.steps):
     step(batch).item()
     times.append(1e3 * (time.perf_counter() - begun))
 middle = sorted(times)[len(times) // 2]
+if given.kernels:
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        step(batch).item()
+    kernels = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
+    total = sum(event.device_time_total for event in kernels) / 1e3
+    print(f"{len(kernels)} kernels, {total:.2f} ms of them")
 print(f"{type(step).__name__}: first step after {first:.1f} s, then {middle:.2f} ms, the median")
