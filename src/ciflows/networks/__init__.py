@@ -3,7 +3,7 @@
 from ciflows.networks.lipschitz import LipschitzMLP, converge_norms, scaled_together, update_norms
 from ciflows.networks.lipschitz_conv import LipschitzConvNet
 from ciflows.networks.masked import MaskedMLP, MaskedResidualNet
-from ciflows.networks.mlp import MLP
+from ciflows.networks.mlp import MLP, Perceptron
 from ciflows.networks.resnet import ResNet, fold
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "LipschitzMLP",
     "MaskedMLP",
     "MaskedResidualNet",
+    "Perceptron",
     "ResNet",
     "converge_norms",
     "fold",
