@@ -49,15 +49,20 @@ def data() -> tuple[Tensor, Tensor]:
 
 
 def small(name: str = "cif-resflow", **settings: object) -> Flow:
-    return ciflows.build_model(name, features=2, seed=3, **SMALL, **settings)  # type: ignore[arg-type]
+    return ciflows.build_model(name, features=2, seed=3, **SMALL | settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("objective", ["elbo", "iwae", "dreg"])
+@pytest.mark.parametrize(
+    ("optimizer", "objective"), [("adam", "elbo"), ("adam", "iwae"), ("adam", "dreg"), ("muon", "dreg")]
+)
 @pytest.mark.parametrize("name", ["resflow", "cif-resflow"])
-def test_training_raises_the_likelihood(name: str, objective: str, data: tuple[Tensor, Tensor]) -> None:
-    flow = small(name)
+def test_training_raises_the_likelihood(
+    name: str, objective: str, optimizer: str, data: tuple[Tensor, Tensor]
+) -> None:
+    flow = small(name, hidden=[8, 8] if optimizer == "adam" else [16, 16])
     before = flow.eval().log_prob(data[1], 20, seed=0).mean()
-    settings = QUICK.model_copy(update={"objective": objective, "draws": 3})
+    update = {"objective": objective, "draws": 3, "optimizer": optimizer}
+    settings = QUICK.model_copy(update=update)
     outcome = fit_flow(flow, *data, settings)
     after = flow.log_prob(data[1], 20, seed=0).mean()
     assert after > before + 0.3
@@ -104,6 +109,22 @@ def test_resumed_run_ends_with_the_same_bits(
     for name, value in straight.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
     assert rest.rows[-1][1]["loss"] == whole.rows[-1][1]["loss"]
+
+
+def test_resumed_run_ends_with_the_same_bits_under_muon(
+    data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    settings = QUICK.model_copy(update={"optimizer": "muon", "schedule": "constant"})
+    ends = []
+    for stops in ([200], [100, 200]):
+        for steps in stops:
+            flow = small(hidden=[16, 16])
+            checkpoints = Checkpoints(tmp_path / f"{len(stops)}")
+            some = settings.model_copy(update={"steps": steps})
+            fit_flow(flow, *data, some, seed=5, checkpoints=checkpoints)
+        ends.append(flow.state_dict())
+    for name, value in ends[0].items():
+        assert torch.equal(value, ends[1][name]), name
 
 
 def test_seed_decides_everything(data: tuple[Tensor, Tensor]) -> None:
@@ -389,6 +410,22 @@ def test_captured_step_equals_the_plain_one(
         losses.append([step(batch).item() for _ in range(10)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     assert kinds[1] is (Step if name.removeprefix("cif-") in NOT_CAPTURED else CapturedStep)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_captured_step_equals_the_plain_one_under_muon(data: tuple[Tensor, Tensor]) -> None:
+    from ciflows.noise import Noise
+    from ciflows.training.step import CapturedStep, Step
+
+    settings = QUICK.model_copy(update={"optimizer": "muon", "precision": "float32"})
+    batch = Rows(data[0][:100].cuda())
+    losses = []
+    for kind in (Step, CapturedStep):
+        flow = small(hidden=[32, 32]).cuda().train()
+        noise = Noise.seeded(0, "cuda")
+        step = kind(flow, settings, noise, *([batch] if kind is CapturedStep else []))
+        losses.append([step(batch).item() for _ in range(10)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

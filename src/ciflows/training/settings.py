@@ -17,7 +17,10 @@ class TrainingSettings(Settings):
 
     steps: int = Field(10_000, ge=1, description="optimiser steps")
     batch_size: int = Field(1000, ge=1, description="points in one step")
-    learning_rate: float = Field(4e-3, gt=0, lt=10, description="Adam's largest step size")
+    optimizer: Literal["adam", "muon"] = Field(
+        "adam", description="what takes the steps; muon has matrices of 16 rows and columns or more"
+    )
+    learning_rate: float = Field(4e-3, gt=0, lt=10, description="the optimiser's largest step size")
     schedule: Literal["cosine", "constant"] = Field(
         "cosine", description="how the step size goes: down to 0 along a cosine, or not at all"
     )

@@ -23,6 +23,7 @@ from ciflows.noise import Noise
 from ciflows.objectives import Objective
 from ciflows.precision import float32_products
 from ciflows.rows import Rows
+from ciflows.training.optimizer import Optimizer
 from ciflows.training.settings import TrainingSettings
 
 WARM_UPS = 3
@@ -30,7 +31,7 @@ TOLERANCE = 0.01
 
 
 class Step:
-    """Forward, backward, clipping, Adam and power iterations.
+    """Forward, backward, clipping, the optimiser and power iterations.
 
     Arguments:
         flow: The flow to train.
@@ -52,36 +53,21 @@ class Step:
             if isinstance(part, ResNet):
                 part.mixed = settings.precision == "mixed"
         self.parameters = [p for p in flow.parameters() if p.requires_grad]
-        rate = torch.tensor(settings.learning_rate, device=flow.device)
-        self.optimizer = torch.optim.AdamW(
-            sorted(
-                self.parameters, key=torch.numel
-            ),  # large ones share kernels, and do not wait in turn
-            lr=rate,
-            weight_decay=settings.weight_decay,
-            fused=True,
-            capturable=flow.device.type == "cuda",
+        self.optimizer = Optimizer(
+            self.parameters,
+            settings.learning_rate,
+            settings.weight_decay,
+            muon=settings.optimizer == "muon",
         )
-
-        for p in self.parameters:  # made here, not at the first step, so that they can be restored
-            self.optimizer.state[p] = {
-                "step": torch.zeros((), device=p.device),
-                "exp_avg": torch.zeros_like(p),
-                "exp_avg_sq": torch.zeros_like(p),
-            }
         self.averages = [p.detach().clone() for p in self.parameters] if self.decay else []
 
     def state(self) -> dict[str, Tensor]:
         """What a step changes beside the flow: the optimiser's moments and the averages, by name."""
-        moments = {
-            f"optimizer.{index}.{name}": value
-            for index, p in enumerate(self.parameters)
-            for name, value in self.optimizer.state[p].items()
-        }
-        return moments | {f"average.{index}": value for index, value in enumerate(self.averages)}
+        averages = {f"average.{index}": value for index, value in enumerate(self.averages)}
+        return self.optimizer.state() | averages
 
     def set_learning_rate(self, rate: float) -> None:
-        self.optimizer.param_groups[0]["lr"].fill_(rate)
+        self.optimizer.set_rate(rate)
 
     def __call__(self, batch: Rows) -> Tensor:
         """Take the step; the loss (), or NaN where the loss or the gradient is not finite."""
