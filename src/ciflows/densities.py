@@ -121,7 +121,7 @@ class ConditionalNormal(Density):
 
     @property
     def pure(self) -> tuple[str, ...]:
-        return ("_log_prob", "_place")
+        return ("_log_prob", "_draw", "_place")
 
     def log_weight(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
         check_shape(x, self.shape, "ConditionalNormal")
@@ -133,7 +133,8 @@ class ConditionalNormal(Density):
         context: Tensor | None = None,
         noise: Noise | None = None,
     ) -> Tensor:
-        return self.draw_with_log_prob(leading, context, noise)[0]
+        context = self._check_context(context)
+        return self._draw(self._epsilon(leading, context, noise), context)
 
     def draw_with_log_prob(
         self,
@@ -143,11 +144,19 @@ class ConditionalNormal(Density):
         shift: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         context = self._check_context(context)
-        epsilon = (noise or Noise()).normal((*leading, *self.shape), like=context)
-        return self._place(epsilon, context, shift)
+        return self._place(self._epsilon(leading, context, noise), context, shift)
+
+    def _epsilon(
+        self, leading: torch.Size | tuple[int, ...], context: Tensor, noise: Noise | None
+    ) -> Tensor:
+        return (noise or Noise()).normal((*leading, *self.shape), like=context)
 
     def _log_prob(self, x: Tensor, context: Tensor) -> Tensor:
         return self._log_normal(x, *self._moments(context))
+
+    def _draw(self, epsilon: Tensor, context: Tensor) -> Tensor:
+        mean, log_std = self._moments(context)
+        return mean + torch.exp(log_std) * epsilon
 
     def _place(self, epsilon: Tensor, context: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor]:
         mean, log_std = self._moments(context)

@@ -282,7 +282,7 @@ class Flow(Density):
         step = samples if torch.is_grad_enabled() else step
         for start in range(0, samples, step):
             k = min(step, samples - start)
-            copies, drawn = z.expand(k, *z.shape), noise.from_draw(start)
+            copies, drawn = z.expand(k, *z.shape).contiguous(), noise.from_draw(start)
             yield shared + self._encode(parts[first:], copies, context, drawn)[0]
 
     def _chunks(self, rows: Tensor, context: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:

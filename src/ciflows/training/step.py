@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -180,6 +181,11 @@ class CapturedStep(Step):
             yield
         finally:
             _restore(pure)
+
+    def _loss(self, batch: Rows) -> Tensor:
+        """The loss; the first compiled layer passes a gradient on, so that it is of the others' kind."""
+        x = batch.x.detach().requires_grad_(len(self.flow.shape) == 1)
+        return super()._loss(replace(batch, x=x))
 
     def _gradient(self) -> Tensor:
         """The loss and its whole gradient in one vector, from the same draws each time."""
