@@ -13,8 +13,17 @@ import torch
 import zuko
 from torch import Tensor
 
+import ciflows
 from ciflows import kernels
-from ciflows.networks import MLP, LipschitzMLP, MaskedMLP, scaled_together
+from ciflows.networks import (
+    MLP,
+    LipschitzMLP,
+    MaskedMLP,
+    converge_norms,
+    fused_networks,
+    scaled_together,
+)
+from ciflows.noise import RowNoise
 from ciflows.precision import float32_products
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -129,3 +138,21 @@ def test_log_determinants(features: int) -> None:
 )
 def test_other_sizes_are_left_to_torch(sizes: tuple[int, ...], tangents: int) -> None:
     assert not kernels.fits(torch.zeros(3, sizes[0], device=DEVICE), sizes, tangents)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_likelihoods_and_samples_of_a_flow_are_those_of_a_cpu() -> None:
+    sizes = {"layers": 3, "hidden": [32, 32, 32]}
+    flow = ciflows.build_model("cif-resflow", features=2, seed=0, **sizes).eval()  # type: ignore[arg-type]
+    for network in (part for part in flow.modules() if isinstance(part, LipschitzMLP)):
+        torch.nn.init.orthogonal_(network.linears[-1].get_parameter("weight"))
+    converge_norms(flow)
+    x = torch.randn(50, 2)
+    expected = flow.estimate(x, 20, noise=RowNoise(0))
+    flow = flow.cuda()
+    assert len(fused_networks(flow)) == 3
+    estimate = flow.estimate(x.cuda(), 20, noise=RowNoise(0))
+    torch.testing.assert_close(estimate.log_prob.cpu(), expected.log_prob, rtol=1e-4, atol=1e-4)
+    samples = flow.sample(50, seed=0)
+    assert not any("scaled" in part.__dict__ for part in flow.modules())
+    assert flow.estimate(samples, 20, seed=0).log_prob.isfinite().all()

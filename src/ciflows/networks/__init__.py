@@ -1,6 +1,12 @@
 """Networks: plain and convolutional, Lipschitz ones for residual blocks, masked ones for splines."""
 
-from ciflows.networks.lipschitz import LipschitzMLP, converge_norms, scaled_together, update_norms
+from ciflows.networks.lipschitz import (
+    LipschitzMLP,
+    converge_norms,
+    fused_networks,
+    scaled_together,
+    update_norms,
+)
 from ciflows.networks.lipschitz_conv import LipschitzConvNet
 from ciflows.networks.masked import MaskedMLP, MaskedResidualNet
 from ciflows.networks.mlp import MLP, Perceptron
@@ -16,6 +22,7 @@ __all__ = [
     "ResNet",
     "converge_norms",
     "fold",
+    "fused_networks",
     "scaled_together",
     "update_norms",
 ]

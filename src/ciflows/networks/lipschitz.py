@@ -18,6 +18,7 @@ __all__ = [
     "Spectral",
     "SpectralLinear",
     "converge_norms",
+    "fused_networks",
     "scaled_together",
     "update_norms",
 ]
@@ -401,11 +402,16 @@ def _scale(networks: Sequence[LipschitzMLP]) -> list[Scaled]:
     return list(zip(*(part.unbind() for part in (first, middle, last, biases, beta)), strict=True))
 
 
+def fused_networks(module: nn.Module) -> list[LipschitzMLP]:
+    """The networks in a module that go to the GPU's kernel where they are now."""
+    return [part for part in module.modules() if isinstance(part, LipschitzMLP) and part.fused]
+
+
 @contextmanager
 def scaled_together(networks: Sequence[LipschitzMLP]) -> Iterator[None]:
     """Scale the weights of networks for the GPU's kernel once for a while, all of one size together.
 
-    One by one that takes more kernels than all else in a step.
+    One by one, at each use, that takes more kernels than all else in a step.
     """
     groups: dict[Hashable, list[LipschitzMLP]] = defaultdict(list)
     for network in networks:

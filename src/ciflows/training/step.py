@@ -19,7 +19,7 @@ from ciflows.bijections.log_det import ELIMINATION_LIMIT
 from ciflows.densities import Density
 from ciflows.flow import Flow
 from ciflows.layers import Layer
-from ciflows.networks import LipschitzMLP, ResNet, scaled_together, update_norms
+from ciflows.networks import ResNet, fused_networks, scaled_together, update_norms
 from ciflows.noise import Noise
 from ciflows.objectives import Objective
 from ciflows.precision import float32_products
@@ -49,7 +49,7 @@ class Step:
         self.decay = settings.average
         self.exact_products = settings.precision in ("float32", "float64")
         self.rates = _roulette_rates(flow)
-        self.fused = [part for part in flow.modules() if isinstance(part, LipschitzMLP) and part.fused]
+        self.fused = fused_networks(flow)
         for part in flow.modules():
             if isinstance(part, ResNet):
                 part.mixed = settings.precision == "mixed"
