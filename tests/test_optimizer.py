@@ -122,3 +122,12 @@ def test_a_set_rate_is_that_of_both(parameters: list[nn.Parameter]) -> None:
     optimizer.set_rate(0.01)
     optimizer.step()
     assert not any(torch.equal(p, old) for p, old in zip(parameters, before, strict=True))
+
+
+def test_matrices_alone_need_no_adam() -> None:
+    matrix = nn.Parameter(torch.eye(16))
+    optimizer = Optimizer([matrix], 0.1, muon=True)
+    matrix.grad = torch.eye(16)
+    optimizer.step()
+    assert not torch.equal(matrix, torch.eye(16))
+    assert list(optimizer.state()) == ["muon.0"]

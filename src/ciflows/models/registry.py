@@ -70,12 +70,16 @@ _OF_IMAGES: dict[str, Any] = {
     "evaluation": {"samples": 5},
 }
 
+# Matrices whose spectral norm is bounded train best by steps of that norm (docs/results.md).
+_BOUNDED = {"optimizer": "muon", "learning_rate": 1e-2, "clip": 5.0}
+
 MODELS: dict[str, Model] = {
     **_pair(
         "resflow",
         "residual flow: blocks x + g(x) with Lip g < 1; samples by iteration",
         resflow.build,
         resflow.ResFlowSettings,
+        training=_BOUNDED,
     ),
     **_pair(
         "maf",

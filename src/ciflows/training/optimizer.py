@@ -41,7 +41,6 @@ class Optimizer:
         self.parameters = parameters
         self.weight_decay = weight_decay
         device = parameters[0].device
-        self.rate = torch.tensor(rate, device=device)
         shapes: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
         for p in parameters if muon else ():
             if p.ndim == 2 and min(p.shape) >= LEAST_SIDE:
@@ -51,12 +50,14 @@ class Optimizer:
         held = {id(p) for some in self.matrices for p in some}
         self.others = [p for p in parameters if id(p) not in held]
         self.adam = torch.optim.AdamW(
-            sorted(self.others, key=torch.numel),  # large ones share kernels, and do not wait in turn
-            lr=self.rate,
+            # large ones share kernels, and do not wait in turn
+            [{"params": sorted(self.others, key=torch.numel)}],
+            lr=torch.tensor(rate, device=device),
             weight_decay=weight_decay,
             fused=True,
             capturable=device.type == "cuda",
         )
+        self.rate: Tensor = self.adam.param_groups[0]["lr"]
         for p in self.others:  # made here, not at the first step, so that they can be restored
             self.adam.state[p] = {
                 "step": torch.zeros((), device=device),

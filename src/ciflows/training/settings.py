@@ -18,7 +18,7 @@ class TrainingSettings(Settings):
     steps: int = Field(10_000, ge=1, description="optimiser steps")
     batch_size: int = Field(1000, ge=1, description="points in one step")
     optimizer: Literal["adam", "muon"] = Field(
-        "adam", description="what takes the steps; muon has matrices of 16 rows and columns or more"
+        "adam", description="what takes the steps: adam, or muon for matrices (from 16 × 16) beside it"
     )
     learning_rate: float = Field(4e-3, gt=0, lt=10, description="the optimiser's largest step size")
     schedule: Literal["cosine", "constant"] = Field(
@@ -26,7 +26,7 @@ class TrainingSettings(Settings):
     )
     warm_up: int = Field(0, ge=0, description="steps over which the step size rises at the start")
     weight_decay: float = Field(
-        0.0, ge=0, description="share of each weight taken off per step, times the step size (AdamW)"
+        0.0, ge=0, description="share of each weight taken off per step, times the step size"
     )
     clip: float = Field(1.0, gt=0, description="largest norm of the whole gradient; inf for none")
     objective: Literal["elbo", "iwae", "dreg"] = Field(
