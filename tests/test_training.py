@@ -92,39 +92,32 @@ class Interrupted(ELBO):
         return value
 
 
-@pytest.mark.parametrize("call", [60, 100, 173])
+@pytest.mark.parametrize(
+    ("optimizer", "hidden", "call"),
+    [("adam", [8, 8], 60), ("adam", [8, 8], 100), ("adam", [8, 8], 173), ("muon", [16, 16], 100)],
+)
 def test_resumed_run_ends_with_the_same_bits(
-    call: int, data: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    optimizer: str,
+    hidden: list[int],
+    call: int,
+    data: tuple[Tensor, Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    straight, whole = small(), Listener()
-    fit_flow(straight, *data, QUICK, seed=5, monitor=whole)
+    settings = QUICK.model_copy(update={"optimizer": optimizer})
+    straight, whole = small(hidden=hidden), Listener()
+    fit_flow(straight, *data, settings, seed=5, monitor=whole)
     checkpoints = Checkpoints(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(TrainingSettings, "make_objective", lambda _: Interrupted(call))
         with pytest.raises(KeyboardInterrupt):
-            fit_flow(small(), *data, QUICK, seed=5, checkpoints=checkpoints)
-    resumed, rest = small(), Listener()
-    fit_flow(resumed, *data, QUICK, seed=5, checkpoints=checkpoints, monitor=rest)
+            fit_flow(small(hidden=hidden), *data, settings, seed=5, checkpoints=checkpoints)
+    resumed, rest = small(hidden=hidden), Listener()
+    fit_flow(resumed, *data, settings, seed=5, checkpoints=checkpoints, monitor=rest)
     assert 0 < len(rest.rows) < len(whole.rows)
     for name, value in straight.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
     assert rest.rows[-1][1]["loss"] == whole.rows[-1][1]["loss"]
-
-
-def test_resumed_run_ends_with_the_same_bits_under_muon(
-    data: tuple[Tensor, Tensor], tmp_path: Path
-) -> None:
-    settings = QUICK.model_copy(update={"optimizer": "muon", "schedule": "constant"})
-    ends = []
-    for stops in ([200], [100, 200]):
-        for steps in stops:
-            flow = small(hidden=[16, 16])
-            checkpoints = Checkpoints(tmp_path / f"{len(stops)}")
-            some = settings.model_copy(update={"steps": steps})
-            fit_flow(flow, *data, some, seed=5, checkpoints=checkpoints)
-        ends.append(flow.state_dict())
-    for name, value in ends[0].items():
-        assert torch.equal(value, ends[1][name]), name
 
 
 def test_seed_decides_everything(data: tuple[Tensor, Tensor]) -> None:

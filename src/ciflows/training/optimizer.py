@@ -46,7 +46,7 @@ class Optimizer:
             if p.ndim == 2 and min(p.shape) >= LEAST_SIDE:
                 shapes[p.shape].append(p)
         self.matrices = list(shapes.values())
-        self.momenta = [torch.zeros_like(torch.stack(list(some))) for some in self.matrices]
+        self.momenta = [some[0].new_zeros(len(some), *shape) for shape, some in shapes.items()]
         held = {id(p) for some in self.matrices for p in some}
         self.others = [p for p in parameters if id(p) not in held]
         self.adam = torch.optim.AdamW(
