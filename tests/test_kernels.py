@@ -20,9 +20,9 @@ from ciflows.networks import (
     LipschitzMLP,
     MaskedMLP,
     converge_norms,
-    fused_networks,
-    scaled_together,
 )
+from ciflows.networks.lipschitz import scaled_weights
+from ciflows.networks.prepared import giving
 from ciflows.noise import RowNoise
 from ciflows.precision import float32_products
 
@@ -80,10 +80,10 @@ def test_networks_whose_weights_are_scaled_together() -> None:
     for network in networks:
         inputs += network.parameters()
     alone = tuple(network._fused(inputs[0], None)[0] for network in networks)
-    with scaled_together(networks):
+    with giving(scaled_weights(networks)):
         together = tuple(network._fused(inputs[0], None)[0] for network in networks)
     check(alone, together, inputs)
-    assert "scaled" not in networks[0].__dict__
+    assert "given" not in networks[0].__dict__
 
 
 def test_a_lipschitz_network_alone() -> None:
@@ -150,9 +150,9 @@ def test_likelihoods_and_samples_of_a_flow_are_those_of_a_cpu() -> None:
     x = torch.randn(50, 2)
     expected = flow.estimate(x, 20, noise=RowNoise(0))
     flow = flow.cuda()
-    assert len(fused_networks(flow)) == 3
+    assert len([part for part in flow.modules() if isinstance(part, LipschitzMLP) and part.fused]) == 3
     estimate = flow.estimate(x.cuda(), 20, noise=RowNoise(0))
     torch.testing.assert_close(estimate.log_prob.cpu(), expected.log_prob, rtol=1e-4, atol=1e-4)
     samples = flow.sample(50, seed=0)
-    assert not any("scaled" in part.__dict__ for part in flow.modules())
+    assert not any("given" in part.__dict__ for part in flow.modules())
     assert flow.estimate(samples, 20, seed=0).log_prob.isfinite().all()

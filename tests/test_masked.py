@@ -14,6 +14,8 @@ from torch.testing import assert_close
 from ciflows import Flow, Indexed
 from ciflows.bijections import AutoregressiveSpline, LULinear, Permutation
 from ciflows.networks import MaskedResidualNet
+from ciflows.networks.masked import masked_weights
+from ciflows.networks.prepared import giving
 from ciflows.noise import Noise
 from ciflows.objectives import IWAE
 from constructors import affine, generic, normal, spline
@@ -29,6 +31,21 @@ def total(module: torch.nn.Module) -> int:
 
 
 # -- the network ------------------------------------------------------------------------------------
+
+
+def test_weights_masked_for_several_networks_at_once_are_those_of_each() -> None:
+    networks = torch.nn.ModuleList([network(), network()]).double()
+    maps = [linear for each in networks for linear in each.shared]
+    x = torch.randn(7, 4).double()
+    alone = torch.stack([each(x) for each in networks])
+    with giving(masked_weights(maps)):
+        together = torch.stack([each(x) for each in networks])
+    assert_close(together, alone)
+    parameters = list(networks.parameters())
+    grads = (torch.autograd.grad(y.square().sum(), parameters) for y in (together, alone))
+    for given, made in zip(*grads, strict=True):
+        assert_close(given, made)
+    assert not any("given" in linear.__dict__ for linear in maps)
 
 
 @pytest.mark.parametrize(

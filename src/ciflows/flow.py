@@ -7,7 +7,6 @@ __all__ = ["Flow"]
 import itertools
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -18,7 +17,7 @@ from ciflows.densities import Density, StandardNormal
 from ciflows.errors import InversionError
 from ciflows.estimate import Estimate, RunningEstimate
 from ciflows.layers import Layer, Shape, check_shape
-from ciflows.networks import fused_networks, scaled_together
+from ciflows.networks import prepared
 from ciflows.noise import Noise, TemperedNoise
 from ciflows.precision import float32_products
 
@@ -182,7 +181,7 @@ class Flow(Density):
         self._check_context(context)
         if context is not None and self.context_shape is not None:
             context = context.expand(*leading, *self.context_shape).reshape(-1, *self.context_shape)
-        with self._prepared():
+        with prepared(self):
             if self.exact:
                 result = self._evaluate_rows(rows, samples, context, noise)
             elif std_error is None:
@@ -218,7 +217,7 @@ class Flow(Density):
             each = tuple(context.shape[: context.ndim - len(self.context_shape)])
         step = max(1, _rows_at_once(self.shape, self.device) // max(1, torch.Size(each).numel()))
         sizes = [min(step, n - start) for start in range(0, n, step)]
-        with self._prepared():
+        with prepared(self):
             return torch.cat([self.draw((size, *each), context, noise) for size in sizes])
 
     def draw(
@@ -248,12 +247,6 @@ class Flow(Density):
             raise ValueError(f"Flow: it needs a context, of shape (*, {self.context_shape[0]}).")
         if self.context_shape is not None and context is not None:
             check_shape(context, self.context_shape, "Flow, context")
-
-    @contextmanager
-    def _prepared(self) -> Iterator[None]:
-        """Scale the weights of residual blocks once for all uses, where a GPU's kernel takes them."""
-        with scaled_together(fused_networks(self) if self.device.type == "cuda" else []):
-            yield
 
     def _tensors(self) -> Iterator[Tensor]:
         return itertools.chain(self.parameters(), self.buffers())

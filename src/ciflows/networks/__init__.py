@@ -3,13 +3,12 @@
 from ciflows.networks.lipschitz import (
     LipschitzMLP,
     converge_norms,
-    fused_networks,
-    scaled_together,
     update_norms,
 )
 from ciflows.networks.lipschitz_conv import LipschitzConvNet
 from ciflows.networks.masked import MaskedMLP, MaskedResidualNet
 from ciflows.networks.mlp import MLP, Perceptron
+from ciflows.networks.prepared import prepared
 from ciflows.networks.resnet import ResNet, fold
 
 __all__ = [
@@ -22,7 +21,6 @@ __all__ = [
     "ResNet",
     "converge_norms",
     "fold",
-    "fused_networks",
-    "scaled_together",
+    "prepared",
     "update_norms",
 ]

@@ -18,8 +18,7 @@ __all__ = [
     "Spectral",
     "SpectralLinear",
     "converge_norms",
-    "fused_networks",
-    "scaled_together",
+    "scaled_weights",
     "update_norms",
 ]
 
@@ -27,8 +26,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Sequence
 from typing import Any, cast
 
 import torch
@@ -361,8 +359,7 @@ class LipschitzMLP(LipschitzNetwork):
     def _fused(self, x: Tensor, directions: Tensor | None) -> tuple[Tensor, Tensor]:
         from ciflows.kernels.gpu import chain
 
-        scaled = self.__dict__.get("scaled") or _scale([self])[0]
-        first, middle, last, biases, beta = scaled
+        first, middle, last, biases, beta = self.__dict__.get("given") or _scale([self])[0]
         last_bias = self.linears[-1].get_parameter("bias")
         return chain(x, directions, first, middle, last, biases, last_bias, "lipswish", beta)
 
@@ -402,25 +399,12 @@ def _scale(networks: Sequence[LipschitzMLP]) -> list[Scaled]:
     return list(zip(*(part.unbind() for part in (first, middle, last, biases, beta)), strict=True))
 
 
-def fused_networks(module: nn.Module) -> list[LipschitzMLP]:
-    """The networks in a module that go to the GPU's kernel where they are now."""
-    return [part for part in module.modules() if isinstance(part, LipschitzMLP) and part.fused]
-
-
-@contextmanager
-def scaled_together(networks: Sequence[LipschitzMLP]) -> Iterator[None]:
-    """Scale the weights of networks for the GPU's kernel once for a while, all of one size together.
-
-    One by one, at each use, that takes more kernels than all else in a step.
-    """
+def scaled_weights(networks: Sequence[LipschitzMLP]) -> dict[nn.Module, Scaled]:
+    """What the kernel takes of several networks, of all of one size at once."""
     groups: dict[Hashable, list[LipschitzMLP]] = defaultdict(list)
     for network in networks:
         groups[tuple(network.sizes), network.kappa].append(network)
-    try:
-        for group in groups.values():
-            for network, scaled in zip(group, _scale(group), strict=True):
-                network.__dict__["scaled"] = scaled
-        yield
-    finally:
-        for network in networks:
-            network.__dict__.pop("scaled", None)
+    scaled: dict[nn.Module, Scaled] = {}
+    for group in groups.values():
+        scaled |= zip(group, _scale(group), strict=True)
+    return scaled

@@ -7,8 +7,9 @@ the outputs of a feature, where it is less (Germain et al., 2015).
 
 from __future__ import annotations
 
-__all__ = ["MaskedMLP", "MaskedResidualNet"]
+__all__ = ["MaskedMLP", "MaskedResidualNet", "masked_weights"]
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 import zuko
 from torch import Tensor, nn
 
+from ciflows import kernels
 from ciflows.layers import check_order, join
 from ciflows.networks.mlp import Perceptron
 from ciflows.noise import Noise
@@ -38,8 +40,14 @@ class MaskedMLP(Perceptron):
             )
         super().__init__(*network, activation="relu")
 
+    @property
+    def shared(self) -> list[nn.Linear]:
+        """The maps whose weights `masked_weights` may make."""
+        fused = kernels.fits(self._maps[0].weight.new_empty(1, self.sizes[0]), self.sizes)
+        return self._maps if fused else []
+
     def _weights(self) -> list[Tensor]:
-        return [cast(Tensor, part.mask) * part.weight for part in self._maps]
+        return [_masked_weight(part) for part in self._maps]
 
 
 class MaskedResidualNet(nn.Module):
@@ -98,6 +106,11 @@ class MaskedResidualNet(nn.Module):
         self.blocks = nn.ModuleList(_Block(units[:, None] >= units, activation) for _ in range(blocks))
         self.last = _MaskedLinear(outputs[:, None] > units)
 
+    @property
+    def shared(self) -> list[nn.Linear]:
+        """The maps whose weights `masked_weights` may make."""
+        return [part for part in self.modules() if isinstance(part, _MaskedLinear)]
+
     def draw_masks(self, x: Tensor, context: Tensor | None, noise: Noise) -> Tensor | None:
         """Draw what dropout keeps, one mask a row: (blocks, rows, hidden), or None to keep all.
 
@@ -128,7 +141,7 @@ class _MaskedLinear(nn.Linear):
         self.register_buffer("mask", mask.clone())  # files refuse tensors that share memory
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input, self.mask * self.weight, self.bias)
+        return F.linear(input, _masked_weight(self), self.bias)
 
 
 class _Block(nn.Module):
@@ -145,6 +158,25 @@ class _Block(nn.Module):
     def forward(self, h: Tensor, mask: Tensor | None) -> Tensor:
         inside = self.activation(self.inner(self.activation(h)))
         return h + self.outer(inside if mask is None else inside * mask)
+
+
+def _masked_weight(linear: nn.Linear) -> Tensor:
+    """What the mask leaves of a weight; from `prepared`, where it was made there."""
+    given: Tensor | None = linear.__dict__.get("given")
+    return cast(Tensor, linear.mask) * linear.weight if given is None else given
+
+
+def masked_weights(linears: Sequence[nn.Linear]) -> dict[nn.Module, Tensor]:
+    """What masks leave of the weights of several maps, of all of one shape at once."""
+    shapes: dict[torch.Size, list[nn.Linear]] = defaultdict(list)
+    for linear in linears:
+        shapes[linear.weight.shape].append(linear)
+    masked: dict[nn.Module, Tensor] = {}
+    for some in shapes.values():
+        weights = torch.stack([linear.weight for linear in some])
+        masks = torch.stack([linear.get_buffer("mask") for linear in some])
+        masked |= zip(some, (masks * weights).unbind(), strict=True)
+    return masked
 
 
 def _hidden_degrees(features: int, hidden: int, context_features: int) -> Tensor:

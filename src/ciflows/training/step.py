@@ -19,7 +19,7 @@ from ciflows.bijections.log_det import ELIMINATION_LIMIT
 from ciflows.densities import Density
 from ciflows.flow import Flow
 from ciflows.layers import Layer
-from ciflows.networks import ResNet, fused_networks, scaled_together, update_norms
+from ciflows.networks import ResNet, prepared, update_norms
 from ciflows.noise import Noise
 from ciflows.objectives import Objective
 from ciflows.precision import float32_products
@@ -49,7 +49,6 @@ class Step:
         self.decay = settings.average
         self.exact_products = settings.precision in ("float32", "float64")
         self.rates = _roulette_rates(flow)
-        self.fused = fused_networks(flow)
         for part in flow.modules():
             if isinstance(part, ResNet):
                 part.mixed = settings.precision == "mixed"
@@ -86,15 +85,15 @@ class Step:
             loss = self._loss(batch)
             self.optimizer.zero_grad()
             loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
-        self.optimizer.step()
+            norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
+            self.optimizer.step()
         if self.averages:
             torch._foreach_lerp_(self.averages, self._values(), 1 - self.decay)
         update_norms(self.flow, self.power_iterations)
         return torch.where(norm.isfinite(), loss.detach(), math.nan)
 
     def _loss(self, batch: Rows) -> Tensor:
-        with scaled_together(self.fused):
+        with prepared(self.flow):
             return -self.objective(self.flow, batch, noise=self.noise).mean()
 
     @contextmanager
@@ -174,7 +173,7 @@ class CapturedStep(Step):
         plain = self._gradient()
         try:
             for part, name in pure:  # those of one class and shape share what is compiled
-                part.__dict__[name] = torch.compile(getattr(part, name))
+                part.__dict__[name] = torch.compile(getattr(part, name), dynamic=False)
             if not self._agrees(plain, self._gradient()):
                 warnings.warn("Compiled layers give another gradient: training without.", stacklevel=2)
                 _restore(pure)
