@@ -11,6 +11,7 @@ __all__ = ["Outcome", "fit_flow"]
 
 import math
 import time
+from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -137,9 +138,10 @@ class _Training:
         noise = Noise.seeded(self.seed, self.flow.device)
         self.flow.initialise(first.x, first.context, noise)
         self.step = make_step(self.flow, self.settings, self.noise, first)
+        self.tensors = self._tensors()
         self._resume()
         progress = self.progress
-        good = self._state()
+        good, spare = self._state(), self._state()
         self.monitor.begin(progress.step, self.settings.steps, self._done())
         try:
             while not self._finished():
@@ -151,7 +153,7 @@ class _Training:
                 if progress.step % self.settings.validate_every == 0 or self._finished():
                     values["validation"] = self._validate()
                 self.monitor.record(progress.step, values, self._done())
-                good = self._state()
+                good, spare = self._state(spare), good
                 if time.monotonic() - saved > self.settings.checkpoint_seconds:
                     self._save(good)
                     saved = time.monotonic()
@@ -257,27 +259,25 @@ class _Training:
 
     # -- state ---------------------------------------------------------------------------------------
 
-    def _state(self) -> _State:
-        """All of the state, copied."""
-        return _State(
-            _copy(self._tensors()), self.generator.get_state(), replace(self.progress), self.best
-        )
+    def _state(self, old: _State | None = None) -> _State:
+        """All of the state, copied; in place of an old one, since there are hundreds of small tensors."""
+        if old is None:
+            tensors = _copy(self.tensors)
+        else:
+            tensors = old.tensors
+            _copy_into(tensors, self.tensors)
+        return _State(tensors, self.generator.get_state(), replace(self.progress), self.best)
 
     def _tensors(self) -> dict[str, Tensor]:
         """The tensors that a step changes, under names that do not depend on the device."""
         weights = {f"flow.{name}": value for name, value in self.flow.state_dict().items()}
         return weights | self.step.state()
 
-    @torch.no_grad()
-    def _put_back(self, tensors: dict[str, Tensor]) -> None:
-        for name, value in self._tensors().items():
-            value.copy_(tensors[name])
-
     def _roll_back(self, good: _State) -> None:
         """Go back to a good state, all but the generator, with half the step size from there on."""
         progress = self.progress
         at, progress.step = progress.step, good.progress.step
-        self._put_back(good.tensors)
+        _copy_into(self.tensors, good.tensors)
         progress.rollbacks += 1
         progress.rate_scale /= 2
         self.monitor.say(
@@ -295,9 +295,9 @@ class _Training:
         found = self.checkpoints.load() if self.checkpoints is not None else None
         if found is not None:
             tensors, facts = found
-            if not self._tensors().keys() <= tensors.keys():
+            if not self.tensors.keys() <= tensors.keys():
                 raise UserError("The checkpoints are of another model: this run cannot go on.")
-            self._put_back(tensors)
+            _copy_into(self.tensors, tensors)
             self.progress = _Progress(**facts)
             self.started -= self.progress.seconds
             self._resume_generator(tensors["generator"])
@@ -316,3 +316,15 @@ class _Training:
 
 def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in tensors.items()}
+
+
+@torch.no_grad()
+def _copy_into(targets: dict[str, Tensor], sources: dict[str, Tensor]) -> None:
+    """Copy tensors into those of the same name, all of one type at once."""
+    kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
+    for name, target in targets.items():
+        into, values = kinds[target.dtype]
+        into.append(target)
+        values.append(sources[name])
+    for into, values in kinds.values():
+        torch._foreach_copy_(into, values)
