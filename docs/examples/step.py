@@ -1,13 +1,15 @@
 """Time a training step on random data: step.py DATA MODEL SHAPE [-c EXPERIMENT.toml] [--set KEY=VALUE]
 
-python step.py two-uniforms cif-resflow 2 --set objective=elbo --set precision=tf32
+python step.py two-uniforms cif-resflow 2 --set objective=elbo --draws 100
 python step.py fashion-mnist cif-realnvp-image 1 28 28 -c experiments/cif-realnvp-image.toml
 """
 
 import argparse
 import time
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
@@ -27,6 +29,7 @@ parser.add_argument("--set", action="append", default=[])
 parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--eager", action="store_true", help="without a graph and compiled layers")
 parser.add_argument("--kernels", action="store_true", help="count a step's kernels on a GPU too")
+parser.add_argument("--draws", type=int, help="time likelihoods of 1000 points with so many draws too")
 given = parser.parse_args()
 
 device = find_device("auto")
@@ -41,6 +44,17 @@ batch = torch.randint(256, shape, device=device).float() if images else torch.ra
 flow.initialise(batch, noise=Noise.seeded(0, device))
 batch = Rows(batch)
 
+
+def milliseconds(work: Callable[[], Tensor], repeats: int) -> float:
+    """Time of one call in a row of them, that waits for the last one alone, as training does."""
+    work().sum().item()
+    begun = time.perf_counter()
+    for _ in range(repeats):
+        result = work()
+    result.sum().item()
+    return 1e3 * (time.perf_counter() - begun) / repeats
+
+
 begun = time.perf_counter()
 noise = Noise.seeded(0, device)
 if given.eager:
@@ -49,16 +63,16 @@ else:
     step = make_step(flow, config.training, noise, batch)
 step(batch).item()
 first = time.perf_counter() - begun
-times = []
-for _ in range(given.steps):
-    begun = time.perf_counter()
-    step(batch).item()
-    times.append(1e3 * (time.perf_counter() - begun))
-middle = sorted(times)[len(times) // 2]
+each = milliseconds(lambda: step(batch), given.steps)
+print(f"{type(step).__name__}: first step after {first:.1f} s, then {each:.2f} ms each")
 if given.kernels:
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         step(batch).item()
     kernels = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
     total = sum(event.device_time_total for event in kernels) / 1e3
     print(f"{len(kernels)} kernels, {total:.2f} ms of them")
-print(f"{type(step).__name__}: first step after {first:.1f} s, then {middle:.2f} ms, the median")
+if given.draws:
+    flow.eval()
+    points = torch.randn(1000, *given.shape, device=device)
+    each = milliseconds(lambda: flow.log_prob(points, given.draws, seed=0), 5)
+    print(f"likelihoods of 1000 points, m = {given.draws}: {each:.1f} ms")
