@@ -134,6 +134,8 @@ class _Training:
         """Train to the end; what an interruption finds is saved, so that training can go on."""
         self.started = saved = time.monotonic()
         self.flow.train()
+        if self.flow.device.type == "cuda":
+            self.monitor.say("Compiling for this GPU: up to a minute the first time, seconds later.")
         first = self.train[: self.batch_size].to(self.flow.device, self.flow.dtype)
         noise = Noise.seeded(self.seed, self.flow.device)
         self.flow.initialise(first.x, first.context, noise)
