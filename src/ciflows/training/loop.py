@@ -262,7 +262,7 @@ class _Training:
     # -- state ---------------------------------------------------------------------------------------
 
     def _state(self, old: _State | None = None) -> _State:
-        """All of the state, copied; in place of an old one, since there are hundreds of small tensors."""
+        """All of the state, copied; in place of an old one, since hundreds of its tensors are small."""
         if old is None:
             tensors = _copy(self.tensors)
         else:
