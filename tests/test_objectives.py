@@ -12,10 +12,13 @@ from torch.testing import assert_close
 
 from ciflows import Flow, Indexed, build_model
 from ciflows.layers import Layer
+from ciflows.networks import MaskedResidualNet
+from ciflows.networks.masked import masked_weights
+from ciflows.networks.prepared import giving
 from ciflows.noise import Noise
 from ciflows.objectives import ELBO, IWAE, DReG, Objective
 from ciflows.rows import Rows
-from constructors import affine, build, generic, linear_gaussian_flow, normal, residual
+from constructors import affine, build, generic, linear_gaussian_flow, normal, residual, spline
 
 
 def stacked_flow() -> Flow:
@@ -121,6 +124,22 @@ def repeated_gradients_of_q(flow: Flow, objective: Objective, x: Tensor, seed: i
     """Gradients (repeats, parameters) of q's parameters, from draws of their own."""
     noise, copies = Noise.seeded(seed), x.repeat(50, 1)
     return torch.stack([gradients(flow, objective, copies, noise, of_posterior) for _ in range(150)])
+
+
+def test_dreg_holds_q_fixed_where_its_weights_were_made_for_all_networks_at_once() -> None:
+    q = Flow([spline(1, 2)])
+    flow = generic(Flow([Indexed(affine(2, 1), normal(1, 2), q)]))
+    parameters = list(flow.parameters())
+
+    def gradient() -> tuple[Tensor, ...]:
+        loss = DReG(3)(flow, torch.linspace(-1, 1, 10).double().reshape(5, 2), Noise.seeded(0)).sum()
+        return torch.autograd.grad(loss, parameters)
+
+    maps = [map_ for part in q.modules() if isinstance(part, MaskedResidualNet) for map_ in part.shared]
+    expected = gradient()
+    with giving(masked_weights(maps)):
+        for value, plain in zip(gradient(), expected, strict=True):
+            assert_close(value, plain)
 
 
 @every_flow

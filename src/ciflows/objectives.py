@@ -14,6 +14,7 @@ from torch.func import functional_call
 from ciflows.densities import Density
 from ciflows.estimate import log_mean_exp
 from ciflows.flow import Flow
+from ciflows.networks import withheld
 from ciflows.noise import Noise
 from ciflows.rows import Rows
 
@@ -88,7 +89,8 @@ class _PathNoise(Noise):
         self.drawn.append(path)
         wrapped = _PathDraw(density)
         fixed = {name: value.detach() for name, value in wrapped.named_parameters()}
-        u, log_q = functional_call(wrapped, fixed, (leading, context, tape.replay(), path))
+        with withheld(density):
+            u, log_q = functional_call(wrapped, fixed, (leading, context, tape.replay(), path))
         return u, log_q
 
 

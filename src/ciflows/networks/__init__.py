@@ -8,7 +8,7 @@ from ciflows.networks.lipschitz import (
 from ciflows.networks.lipschitz_conv import LipschitzConvNet
 from ciflows.networks.masked import MaskedMLP, MaskedResidualNet
 from ciflows.networks.mlp import MLP, Perceptron
-from ciflows.networks.prepared import prepared
+from ciflows.networks.prepared import prepared, withheld
 from ciflows.networks.resnet import ResNet, fold
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     "fold",
     "prepared",
     "update_norms",
+    "withheld",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["giving", "prepared"]
+__all__ = ["giving", "prepared", "withheld"]
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,3 +41,14 @@ def giving(values: dict[nn.Module, Any]) -> Iterator[None]:
     finally:
         for part in values:
             part.__dict__.pop("given", None)
+
+
+@contextmanager
+def withheld(module: nn.Module) -> Iterator[None]:
+    """Take back what modules were given, for a while in which they have other parameters."""
+    held = {part: part.__dict__.pop("given") for part in module.modules() if "given" in part.__dict__}
+    try:
+        yield
+    finally:
+        for part, value in held.items():
+            part.__dict__["given"] = value
