@@ -15,12 +15,7 @@ from torch import Tensor
 
 import ciflows
 from ciflows import kernels
-from ciflows.networks import (
-    MLP,
-    LipschitzMLP,
-    MaskedMLP,
-    converge_norms,
-)
+from ciflows.networks import MLP, LipschitzMLP, MaskedMLP, converge_norms
 from ciflows.networks.lipschitz import scaled_weights
 from ciflows.networks.prepared import giving
 from ciflows.noise import RowNoise

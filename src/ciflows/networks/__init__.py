@@ -1,10 +1,6 @@
 """Networks: plain and convolutional, Lipschitz ones for residual blocks, masked ones for splines."""
 
-from ciflows.networks.lipschitz import (
-    LipschitzMLP,
-    converge_norms,
-    update_norms,
-)
+from ciflows.networks.lipschitz import LipschitzMLP, converge_norms, update_norms
 from ciflows.networks.lipschitz_conv import LipschitzConvNet
 from ciflows.networks.masked import MaskedMLP, MaskedResidualNet
 from ciflows.networks.mlp import MLP, Perceptron

@@ -25,7 +25,6 @@ __all__ = [
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Any, cast
 
@@ -35,6 +34,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ciflows import kernels
+from ciflows.groups import grouped
 from ciflows.kernels.cpu import silu_chain
 from ciflows.layers import Shape
 
@@ -222,11 +222,8 @@ def converge_norms(module: nn.Module, tolerance: float = 1e-5) -> None:
 
 
 def _stacked(module: nn.Module) -> list[tuple[list[Spectral], Tensor, Tensor, Tensor]]:
-    groups: dict[Hashable, list[Spectral]] = defaultdict(list)
-    for part in module.modules():
-        if isinstance(part, Spectral):
-            groups[part.kind].append(part)
-    return [(maps, *_stack(maps)) for maps in groups.values()]
+    parts = [part for part in module.modules() if isinstance(part, Spectral)]
+    return [(maps, *_stack(maps)) for maps in grouped(parts, lambda part: part.kind)]
 
 
 def _stack(maps: Sequence[Spectral]) -> tuple[Tensor, Tensor, Tensor]:
@@ -401,10 +398,7 @@ def _scale(networks: Sequence[LipschitzMLP]) -> list[Scaled]:
 
 def scaled_weights(networks: Sequence[LipschitzMLP]) -> dict[nn.Module, Scaled]:
     """What the kernel takes of several networks, of all of one size at once."""
-    groups: dict[Hashable, list[LipschitzMLP]] = defaultdict(list)
-    for network in networks:
-        groups[tuple(network.sizes), network.kappa].append(network)
     scaled: dict[nn.Module, Scaled] = {}
-    for group in groups.values():
+    for group in grouped(networks, lambda network: (*network.sizes, network.kappa)):
         scaled |= zip(group, _scale(group), strict=True)
     return scaled

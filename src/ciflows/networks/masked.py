@@ -9,7 +9,6 @@ from __future__ import annotations
 
 __all__ = ["MaskedMLP", "MaskedResidualNet", "masked_weights"]
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -19,6 +18,7 @@ import zuko
 from torch import Tensor, nn
 
 from ciflows import kernels
+from ciflows.groups import grouped
 from ciflows.layers import check_order, join
 from ciflows.networks.mlp import Perceptron
 from ciflows.noise import Noise
@@ -168,11 +168,8 @@ def _masked_weight(linear: nn.Linear) -> Tensor:
 
 def masked_weights(linears: Sequence[nn.Linear]) -> dict[nn.Module, Tensor]:
     """What masks leave of the weights of several maps, of all of one shape at once."""
-    shapes: dict[torch.Size, list[nn.Linear]] = defaultdict(list)
-    for linear in linears:
-        shapes[linear.weight.shape].append(linear)
     masked: dict[nn.Module, Tensor] = {}
-    for some in shapes.values():
+    for some in grouped(linears, lambda linear: linear.weight.shape):
         weights = torch.stack([linear.weight for linear in some])
         masks = torch.stack([linear.get_buffer("mask") for linear in some])
         masked |= zip(some, (masks * weights).unbind(), strict=True)

@@ -11,7 +11,6 @@ __all__ = ["Outcome", "fit_flow"]
 
 import math
 import time
-from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from ciflows.errors import UserError
 from ciflows.flow import Flow
+from ciflows.groups import grouped
 from ciflows.networks import converge_norms
 from ciflows.noise import Noise
 from ciflows.rows import Rows
@@ -323,10 +323,5 @@ def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 @torch.no_grad()
 def _copy_into(targets: dict[str, Tensor], sources: dict[str, Tensor]) -> None:
     """Copy tensors into those of the same name, all of one type at once."""
-    kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
-    for name, target in targets.items():
-        into, values = kinds[target.dtype]
-        into.append(target)
-        values.append(sources[name])
-    for into, values in kinds.values():
-        torch._foreach_copy_(into, values)
+    for names in grouped(targets, lambda name: targets[name].dtype):
+        torch._foreach_copy_([targets[name] for name in names], [sources[name] for name in names])

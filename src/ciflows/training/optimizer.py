@@ -4,11 +4,12 @@ from __future__ import annotations
 
 __all__ = ["Optimizer", "orthogonalised"]
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+
+from ciflows.groups import grouped
 
 MOMENTUM = 0.95
 ADAM_SHARE = 0.2  # root mean square of Adam's steps, about, in units of its rate
@@ -41,13 +42,10 @@ class Optimizer:
         self.parameters = parameters
         self.weight_decay = weight_decay
         device = parameters[0].device
-        shapes: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
-        for p in parameters if muon else ():
-            if p.ndim == 2 and min(p.shape) >= LEAST_SIDE:
-                shapes[p.shape].append(p)
-        self.matrices = list(shapes.values())
-        self.momenta = [some[0].new_zeros(len(some), *shape) for shape, some in shapes.items()]
-        held = {id(p) for some in self.matrices for p in some}
+        matrices = [p for p in parameters if muon and p.ndim == 2 and min(p.shape) >= LEAST_SIDE]
+        self.matrices = grouped(matrices, lambda p: p.shape)
+        self.momenta = [some[0].new_zeros(len(some), *some[0].shape) for some in self.matrices]
+        held = {id(p) for p in matrices}
         self.others = [p for p in parameters if id(p) not in held]
         self.adam = torch.optim.AdamW(
             # large ones share kernels, and do not wait in turn
