@@ -173,7 +173,7 @@ class CapturedStep(Step):
         plain = self._gradient()
         try:
             for part, name in pure:  # those of one class and shape share what is compiled
-                part.__dict__[name] = torch.compile(getattr(part, name), dynamic=False)
+                part.__dict__[name] = torch.compile(getattr(part, name))
             if not self._agrees(plain, self._gradient()):
                 warnings.warn("Compiled layers give another gradient: training without.", stacklevel=2)
                 _restore(pure)
