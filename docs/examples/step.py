@@ -6,6 +6,7 @@ python step.py fashion-mnist cif-realnvp-image 1 28 28 -c experiments/cif-realnv
 
 import argparse
 import time
+from collections import defaultdict
 from collections.abc import Callable
 
 import torch
@@ -63,16 +64,22 @@ else:
     step = make_step(flow, config.training, noise, batch)
 step(batch).item()
 first = time.perf_counter() - begun
-each = milliseconds(lambda: step(batch), given.steps)
-print(f"{type(step).__name__}: first step after {first:.1f} s, then {each:.2f} ms each")
+then = milliseconds(lambda: step(batch), given.steps)
+print(f"{type(step).__name__}: first step after {first:.1f} s, then {then:.2f} ms each")
 if given.kernels:
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         step(batch).item()
     kernels = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
-    total = sum(event.device_time_total for event in kernels) / 1e3
-    print(f"{len(kernels)} kernels, {total:.2f} ms of them")
+    times: dict[str, list[float]] = defaultdict(list)
+    for event in kernels:
+        times[event.name].append(event.device_time_total / 1e3)
+    print(
+        f"{len(kernels)} kernels, {sum(map(sum, times.values())):.2f} ms of them; those that take most:"
+    )
+    for name, each in sorted(times.items(), key=lambda pair: -sum(pair[1]))[:20]:
+        print(f"{sum(each):8.3f} ms in {len(each):4d}: {name[:80]}")
 if given.draws:
     flow.eval()
     points = torch.randn(1000, *given.shape, device=device)
-    each = milliseconds(lambda: flow.log_prob(points, given.draws, seed=0), 5)
-    print(f"likelihoods of 1000 points, m = {given.draws}: {each:.1f} ms")
+    then = milliseconds(lambda: flow.log_prob(points, given.draws, seed=0), 5)
+    print(f"likelihoods of 1000 points, m = {given.draws}: {then:.1f} ms")
