@@ -17,9 +17,9 @@ import ciflows
 from ciflows import kernels
 from ciflows.networks import MLP, LipschitzMLP, MaskedMLP, converge_norms
 from ciflows.networks.lipschitz import scaled_weights
-from ciflows.networks.prepared import giving
 from ciflows.noise import RowNoise
 from ciflows.precision import float32_products
+from ciflows.prepared import giving
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

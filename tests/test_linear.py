@@ -9,7 +9,9 @@ from torch.testing import assert_close
 
 from ciflows import Flow
 from ciflows.bijections import LULinear, Permutation
+from ciflows.bijections.linear import _factors, products
 from ciflows.networks import MaskedResidualNet
+from ciflows.prepared import giving
 from constructors import generic
 
 
@@ -74,9 +76,24 @@ def test_lu_is_a_matrix_with_its_log_determinant(features: int) -> None:
     assert_close(layer.decode(x), torch.linalg.solve(matrix, (x - bias)[..., None])[..., 0])
 
 
+def test_products_of_several_layers_at_once_are_those_of_each() -> None:
+    layers = [generic(LULinear(size)) for size in (3, 2, 3)]
+    xs = [torch.randn(4, *layer.shape).double() for layer in layers]
+    parameters = [p for layer in layers for p in layer.parameters()]
+
+    def encode() -> tuple[torch.Tensor, ...]:
+        z = torch.cat([layer.encode(x)[0].flatten() for layer, x in zip(layers, xs, strict=True)])
+        return z, *torch.autograd.grad(z.square().sum(), parameters)
+
+    alone = encode()
+    with giving(products(layers)):
+        together = encode()
+    for given, made in zip(together, alone, strict=True):
+        assert_close(given, made)
+
+
 def test_lu_factors_are_triangular() -> None:
-    layer = generic(LULinear(5))
-    lower, upper = layer._factors()
+    lower, upper = (factor[0] for factor in _factors([generic(LULinear(5))]))
     assert torch.equal(lower, lower.tril())
     assert torch.equal(upper, upper.triu())
     assert torch.equal(lower.diagonal(), torch.ones(5).double())

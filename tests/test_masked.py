@@ -14,10 +14,10 @@ from torch.testing import assert_close
 from ciflows import Flow, Indexed
 from ciflows.bijections import AutoregressiveSpline, LULinear, Permutation
 from ciflows.networks import MaskedResidualNet
-from ciflows.networks.masked import masked_weights
-from ciflows.networks.prepared import giving
+from ciflows.networks.masked import padded_maps
 from ciflows.noise import Noise
 from ciflows.objectives import IWAE
+from ciflows.prepared import giving
 from constructors import affine, generic, normal, spline
 
 
@@ -33,13 +33,15 @@ def total(module: torch.nn.Module) -> int:
 # -- the network ------------------------------------------------------------------------------------
 
 
-def test_weights_masked_for_several_networks_at_once_are_those_of_each() -> None:
-    networks = torch.nn.ModuleList([network(), network()]).double()
-    maps = [linear for each in networks for linear in each.shared]
+def test_maps_padded_for_several_networks_at_once_are_those_of_each() -> None:
+    networks = torch.nn.ModuleList([network(dropout=0.5), network(dropout=0.5)]).double()
     x = torch.randn(7, 4).double()
-    alone = torch.stack([each(x) for each in networks])
-    with giving(masked_weights(maps)):
-        together = torch.stack([each(x) for each in networks])
+    masks = networks[0].train().draw_masks(x, None, Noise.seeded(0))
+    alone = torch.stack([each(x, masks=masks) for each in networks])
+    maps = padded_maps(list(networks))
+    assert {weight.shape for weight, _ in maps.values()} == {(24, 4), (24, 24), (12, 24)}
+    with giving(maps):
+        together = torch.stack([each(x, masks=masks) for each in networks])
     assert_close(together, alone)
     parameters = list(networks.parameters())
     grads = (torch.autograd.grad(y.square().sum(), parameters) for y in (together, alone))

@@ -13,10 +13,10 @@ from torch.testing import assert_close
 from ciflows import Flow, Indexed, build_model
 from ciflows.layers import Layer
 from ciflows.networks import MaskedResidualNet
-from ciflows.networks.masked import masked_weights
-from ciflows.networks.prepared import giving
+from ciflows.networks.masked import padded_maps
 from ciflows.noise import Noise
 from ciflows.objectives import ELBO, IWAE, DReG, Objective
+from ciflows.prepared import giving
 from ciflows.rows import Rows
 from constructors import affine, build, generic, linear_gaussian_flow, normal, residual, spline
 
@@ -135,9 +135,9 @@ def test_dreg_holds_q_fixed_where_its_weights_were_made_for_all_networks_at_once
         loss = DReG(3)(flow, torch.linspace(-1, 1, 10).double().reshape(5, 2), Noise.seeded(0)).sum()
         return torch.autograd.grad(loss, parameters)
 
-    maps = [map_ for part in q.modules() if isinstance(part, MaskedResidualNet) for map_ in part.shared]
+    networks = [part for part in q.modules() if isinstance(part, MaskedResidualNet)]
     expected = gradient()
-    with giving(masked_weights(maps)):
+    with giving(padded_maps(networks)):
         for value, plain in zip(gradient(), expected, strict=True):
             assert_close(value, plain)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,13 @@ from ciflows import Flow
 from ciflows.data import SYNTHETIC
 from ciflows.errors import UserError
 from ciflows.models import MODELS
+from ciflows.noise import Noise
 from ciflows.objectives import ELBO
 from ciflows.rows import Rows
 from ciflows.training import TrainingSettings, fit_flow, loop
 from ciflows.training.checkpoint import Checkpoints, load_tensors, save_tensors
 from ciflows.training.monitor import Monitor
+from ciflows.training.step import CapturedStep, Step, make_step
 
 SMALL = {"layers": 2, "hidden": [8, 8]}
 NOT_CAPTURED = {"bpf", "cnf", "gf"}  # zuko copies numbers to the GPU in these, or asks it for some
@@ -245,9 +248,6 @@ def test_last_weights_are_kept_where_asked_for(data: tuple[Tensor, Tensor]) -> N
 
 def test_averaged_weights_are_those_of_the_last_steps(data: tuple[Tensor, Tensor]) -> None:
     """With a decay of 0.5 after three steps: half the last weights, a quarter of those before, ..."""
-    from ciflows.noise import Noise
-    from ciflows.training.step import Step
-
     flow = small().train()
     step = Step(flow, QUICK.model_copy(update={"average": 0.5}), Noise())
     start = [p.detach().clone() for p in flow.parameters()]
@@ -320,9 +320,6 @@ def test_minutes_end_training(data: tuple[Tensor, Tensor]) -> None:
 
 
 def test_clipping_bounds_the_whole_gradient(data: tuple[Tensor, Tensor]) -> None:
-    from ciflows.noise import Noise
-    from ciflows.training.step import Step
-
     flow = small().train()
     step = Step(flow, QUICK.model_copy(update={"clip": 1e-3}), Noise())
     step(Rows(data[0][:100]))
@@ -376,7 +373,29 @@ def test_checkpoint_of_another_model_is_refused(data: tuple[Tensor, Tensor], tmp
         fit_flow(small(), *data, QUICK, checkpoints=checkpoints)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def plain_and_fast(
+    make_flow: Callable[[], Flow], settings: TrainingSettings, points: Tensor
+) -> tuple[Step, Step]:
+    """The plain step and the fastest one of two equal flows, which had equal losses in ten steps."""
+    batch = Rows(points.cuda())
+    losses, steps = [], []
+    for fast in (False, True):
+        flow = make_flow().cuda().train()
+        flow.initialise(batch.x, noise=Noise.seeded(1, "cuda"))
+        noise = Noise.seeded(0, "cuda")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            step = make_step(flow, settings, noise, batch) if fast else Step(flow, settings, noise)
+        losses.append([step(batch).item() for _ in range(10)])
+        steps.append(step)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    return steps[0], steps[1]
+
+
+@needs_cuda
 @pytest.mark.parametrize(
     "name", sorted(name for name, model in MODELS.items() if model.takes == "vectors")
 )
@@ -384,69 +403,57 @@ def test_checkpoint_of_another_model_is_refused(data: tuple[Tensor, Tensor], tmp
 def test_captured_step_equals_the_plain_one(
     objective: str, name: str, data: tuple[Tensor, Tensor]
 ) -> None:
-    from ciflows.noise import Noise
-    from ciflows.training.step import CapturedStep, Step, make_step
-
     update = {"objective": objective, "draws": 3, "precision": "float32"}
     settings = QUICK.model_copy(update=update)
-    batch = Rows(data[0][:100].cuda())
     sizes = {key: value for key, value in SMALL.items() if key in MODELS[name].settings.model_fields}
-    losses, kinds = [], []
-    for fast in (False, True):
-        flow = ciflows.build_model(name, features=2, seed=3, **sizes).cuda().train()  # type: ignore[arg-type]
-        flow.initialise(batch.x, noise=Noise.seeded(1, "cuda"))
-        noise = Noise.seeded(0, "cuda")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            step = make_step(flow, settings, noise, batch) if fast else Step(flow, settings, noise)
-        kinds.append(type(step))
-        losses.append([step(batch).item() for _ in range(10)])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    assert kinds[1] is (Step if name.removeprefix("cif-") in NOT_CAPTURED else CapturedStep)
+
+    def make_flow() -> Flow:
+        return ciflows.build_model(name, features=2, seed=3, **sizes)  # type: ignore[arg-type]
+
+    fast = plain_and_fast(make_flow, settings, data[0][:100])[1]
+    assert type(fast) is (Step if name.removeprefix("cif-") in NOT_CAPTURED else CapturedStep)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@needs_cuda
 def test_captured_step_equals_the_plain_one_under_muon(data: tuple[Tensor, Tensor]) -> None:
-    from ciflows.noise import Noise
-    from ciflows.training.step import CapturedStep, Step
-
     settings = QUICK.model_copy(update={"optimizer": "muon", "precision": "float32"})
-    batch = Rows(data[0][:100].cuda())
-    losses = []
-    for kind in (Step, CapturedStep):
-        flow = small(hidden=[32, 32]).cuda().train()
-        noise = Noise.seeded(0, "cuda")
-        step = kind(flow, settings, noise, *([batch] if kind is CapturedStep else []))
-        losses.append([step(batch).item() for _ in range(10)])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    fast = plain_and_fast(lambda: small(hidden=[32, 32]), settings, data[0][:100])[1]
+    assert isinstance(fast, CapturedStep)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@needs_cuda
 def test_captured_step_equals_the_plain_one_where_series_end_at_random(
     data: tuple[Tensor, Tensor],
 ) -> None:
-    from ciflows.noise import Noise
-    from ciflows.training.step import CapturedStep, Step
+    settings = QUICK.model_copy(update={"precision": "float32"})
+    fast = plain_and_fast(lambda: small(log_det="roulette"), settings, data[0][:100])[1]
+    assert isinstance(fast, CapturedStep)
+    assert len(fast.graphs) > 1
 
-    settings = QUICK.model_copy(update={"objective": "elbo", "precision": "float32"})
-    batch = Rows(data[0][:100].cuda())
-    losses = []
-    for kind in (Step, CapturedStep):
-        flow = small(log_det="roulette").cuda().train()
-        noise = Noise(torch.Generator("cuda").manual_seed(0))
-        step = kind(flow, settings, noise, *([batch] if kind is CapturedStep else []))
-        losses.append([step(batch).item() for _ in range(10)])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    assert isinstance(step, CapturedStep)
-    assert len(step.graphs) > 1
+
+@needs_cuda
+def test_captured_gradient_is_the_plain_one_in_every_step(data: tuple[Tensor, Tensor]) -> None:
+    """What is computed beside the layers reads nothing that they write over, and is waited for."""
+    update = {"objective": "dreg", "precision": "float32", "learning_rate": 1e-12}
+    settings, batch = QUICK.model_copy(update=update), Rows(data[0].cuda())
+    flows = [small(layers=6, hidden=[64, 64]).cuda().train() for _ in range(2)]
+    noises = [Noise.seeded(0, "cuda") for _ in flows]
+    plain, fast = Step(flows[0], settings, noises[0]), CapturedStep(flows[1], settings, noises[1], batch)
+    for seed in range(20):
+        gradients = []
+        for flow, noise, step in zip(flows, noises, (plain, fast), strict=True):
+            assert noise.generator is not None
+            noise.generator.manual_seed(seed)
+            step(batch)
+            gradients.append(
+                torch.cat([p.grad.flatten() for p in flow.parameters() if p.grad is not None])
+            )
+        assert (gradients[0] - gradients[1]).norm() < 1e-3 * gradients[0].norm()
 
 
 def test_blocks_of_a_step_share_how_many_terms_there_are(
     data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ciflows.noise import Noise
-    from ciflows.training.step import Step
-
     asked: list[int] = []
     geometric = Noise.geometric
 

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import BatchNorm1d, BatchNorm2d
 
+from ciflows.concurrency import beside, rejoin
 from ciflows.densities import Density, StandardNormal
 from ciflows.errors import InversionError
 from ciflows.estimate import Estimate, RunningEstimate
 from ciflows.layers import Layer, Shape, check_shape
-from ciflows.networks import prepared
 from ciflows.noise import Noise, TemperedNoise
 from ciflows.precision import float32_products
+from ciflows.prepared import prepared
 
 FIRST_DRAWS = 16
 
@@ -81,7 +82,10 @@ class Flow(Density):
     def initialise(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> None:
         """Let every layer set what depends on data from a first batch (*, shape)."""
         noise = noise or Noise()
-        for layer in cast(Sequence[Layer], self.layers):
+        layers, inner = list(cast(Sequence[Layer], self.layers)), isinstance(self.base, Flow)
+        while layers and not inner and not layers[-1].starts_from_data:
+            layers.pop()  # what lies behind all that is to be set need not be computed
+        for layer in layers:
             layer.initialise(x, context)
             x, _ = layer.encode(x, context, noise)
         if isinstance(self.base, Flow):
@@ -264,7 +268,9 @@ class Flow(Density):
                 x, log_weight = part.encode(x, context, noise)
             else:
                 log_weight = part.log_weight(x, context, noise)
-            total = total + log_weight
+            with beside(total, log_weight):
+                total = total + log_weight
+        rejoin()
         return total, x
 
     def _weight_chunks(

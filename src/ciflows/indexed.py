@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from ciflows.concurrency import beside
 from ciflows.densities import Density
 from ciflows.layers import Bijection, Layer, Shape, join, leading_shape
 from ciflows.noise import Noise
@@ -75,8 +76,10 @@ class Indexed(Layer):
         dims, leading = len(self.shape), leading_shape(x, self.shape)
         u, log_q = noise.posterior(self.posterior, leading, join(x, context, dims))
         z, log_det = self.family.encode(x, join(u, context, dims), noise)
-        log_p = self.prior.log_weight(u, join(z, context, dims), noise)
-        return z, log_det + log_p - log_q
+        with beside(u, z, log_det, log_q):
+            log_p = self.prior.log_weight(u, join(z, context, dims), noise)
+            log_weight = log_det + log_p - log_q
+        return z, log_weight
 
     def _decode(self, z: Tensor, context: Tensor | None, noise: Noise) -> Tensor:
         dims, leading = len(self.shape), leading_shape(z, self.noise_shape)

@@ -134,6 +134,11 @@ class Layer(nn.Module, ABC):
         """Methods that are arithmetic alone, without draws, so that they can be compiled."""
         return ()
 
+    @property
+    def starts_from_data(self) -> bool:
+        """Whether `initialise` sets anything."""
+        return type(self)._initialise is not Layer._initialise
+
     def encode(
         self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None
     ) -> tuple[Tensor, Tensor]:

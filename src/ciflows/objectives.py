@@ -14,8 +14,8 @@ from torch.func import functional_call
 from ciflows.densities import Density
 from ciflows.estimate import log_mean_exp
 from ciflows.flow import Flow
-from ciflows.networks import withheld
 from ciflows.noise import Noise
+from ciflows.prepared import withheld
 from ciflows.rows import Rows
 
 

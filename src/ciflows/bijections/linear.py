@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["InvertibleConv", "LULinear", "Permutation"]
+__all__ = ["InvertibleConv", "LULinear", "Permutation", "products"]
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ciflows.groups import grouped
 from ciflows.layers import Bijection, Shape, check_order
 from ciflows.noise import Noise
 
@@ -70,24 +73,35 @@ class LULinear(Bijection):
         return ("_encode",)
 
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
-        lower, upper = self._factors()
-        z = F.linear(x, lower @ upper, self.bias)
-        return z, self.log_diagonal.sum().expand(x.shape[:-1])
+        product: Tensor | None = self.__dict__.get("given")
+        product = products([self])[self] if product is None else product
+        return F.linear(x, product, self.bias), self.log_diagonal.sum().expand(x.shape[:-1])
 
     def _decode(self, z: Tensor, context: Tensor | None, noise: Noise) -> Tensor:
-        lower, upper = self._factors()
+        lower, upper = (factor[0] for factor in _factors([self]))
         # rows stand on the left: z - b = x Uᵀ Lᵀ
         rows = (z - self.bias).reshape(-1, *self.shape)
         rows = torch.linalg.solve_triangular(lower.mT, rows, upper=True, left=False, unitriangular=True)
         rows = torch.linalg.solve_triangular(upper.mT, rows, upper=False, left=False)
         return rows.reshape(z.shape)
 
-    def _factors(self) -> tuple[Tensor, Tensor]:
-        """L and U (features, features)."""
-        ones = torch.ones_like(self.bias)
-        lower = torch.diag(ones).index_put((self.rows, self.columns), self.lower)
-        upper = torch.diag(torch.exp(self.log_diagonal))
-        return lower, upper.index_put((self.columns, self.rows), self.upper)
+
+def products(layers: Sequence[LULinear]) -> dict[nn.Module, Tensor]:
+    """L U of several layers, of all of one size at once."""
+    made: dict[nn.Module, Tensor] = {}
+    for some in grouped(layers, lambda layer: layer.shape):
+        made |= zip(some, torch.matmul(*_factors(some)).unbind(), strict=True)
+    return made
+
+
+def _factors(layers: Sequence[LULinear]) -> tuple[Tensor, Tensor]:
+    """L and U (layers, features, features) of layers of one size."""
+    diagonals = torch.exp(torch.stack([layer.log_diagonal for layer in layers]))
+    lower, upper = torch.diag_embed(torch.ones_like(diagonals)), torch.diag_embed(diagonals)
+    rows, columns = layers[0].rows, layers[0].columns
+    lower[:, rows, columns] = torch.stack([layer.lower for layer in layers])
+    upper[:, columns, rows] = torch.stack([layer.upper for layer in layers])
+    return lower, upper
 
 
 class InvertibleConv(Bijection):

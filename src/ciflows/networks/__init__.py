@@ -4,7 +4,6 @@ from ciflows.networks.lipschitz import LipschitzMLP, converge_norms, update_norm
 from ciflows.networks.lipschitz_conv import LipschitzConvNet
 from ciflows.networks.masked import MaskedMLP, MaskedResidualNet
 from ciflows.networks.mlp import MLP, Perceptron
-from ciflows.networks.prepared import prepared, withheld
 from ciflows.networks.resnet import ResNet, fold
 
 __all__ = [
@@ -17,7 +16,5 @@ __all__ = [
     "ResNet",
     "converge_norms",
     "fold",
-    "prepared",
     "update_norms",
-    "withheld",
 ]

@@ -7,7 +7,7 @@ the outputs of a feature, where it is less (Germain et al., 2015).
 
 from __future__ import annotations
 
-__all__ = ["MaskedMLP", "MaskedResidualNet", "masked_weights"]
+__all__ = ["MaskedMLP", "MaskedResidualNet", "masked_weights", "padded_maps"]
 
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -24,6 +24,7 @@ from ciflows.networks.mlp import Perceptron
 from ciflows.noise import Noise
 
 BLOCK_START = 1e-3
+EVEN = 8  # sizes of which products on a GPU are quick: multiples of this
 
 
 class MaskedMLP(Perceptron):
@@ -47,7 +48,11 @@ class MaskedMLP(Perceptron):
         return self._maps if fused else []
 
     def _weights(self) -> list[Tensor]:
-        return [_masked_weight(part) for part in self._maps]
+        weights: list[Tensor | None] = [part.__dict__.get("given") for part in self._maps]
+        return [
+            _masked_weight(part) if weight is None else weight
+            for part, weight in zip(self._maps, weights, strict=True)
+        ]
 
 
 class MaskedResidualNet(nn.Module):
@@ -106,11 +111,6 @@ class MaskedResidualNet(nn.Module):
         self.blocks = nn.ModuleList(_Block(units[:, None] >= units, activation) for _ in range(blocks))
         self.last = _MaskedLinear(outputs[:, None] > units)
 
-    @property
-    def shared(self) -> list[nn.Linear]:
-        """The maps whose weights `masked_weights` may make."""
-        return [part for part in self.modules() if isinstance(part, _MaskedLinear)]
-
     def draw_masks(self, x: Tensor, context: Tensor | None, noise: Noise) -> Tensor | None:
         """Draw what dropout keeps, one mask a row: (blocks, rows, hidden), or None to keep all.
 
@@ -127,6 +127,8 @@ class MaskedResidualNet(nn.Module):
     def forward(self, x: Tensor, context: Tensor | None = None, masks: Tensor | None = None) -> Tensor:
         """The outputs (*, features, out_per_feature), with masks from `draw_masks`."""
         h = self.first(join(x, context))
+        if masks is not None:
+            masks = F.pad(masks, (0, h.shape[-1] - self.hidden))
         for index, block in enumerate(self.blocks):
             h = block(h, None if masks is None else masks[index])
         return self.last(h).unflatten(-1, (self.features, self.out_per_feature))
@@ -141,7 +143,9 @@ class _MaskedLinear(nn.Linear):
         self.register_buffer("mask", mask.clone())  # files refuse tensors that share memory
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input, _masked_weight(self), self.bias)
+        given: tuple[Tensor, Tensor] | None = self.__dict__.get("given")
+        weight, bias = (_masked_weight(self), self.bias) if given is None else given
+        return F.linear(input, weight, bias)
 
 
 class _Block(nn.Module):
@@ -161,19 +165,43 @@ class _Block(nn.Module):
 
 
 def _masked_weight(linear: nn.Linear) -> Tensor:
-    """What the mask leaves of a weight; from `prepared`, where it was made there."""
-    given: Tensor | None = linear.__dict__.get("given")
-    return cast(Tensor, linear.mask) * linear.weight if given is None else given
+    """What the mask leaves of a weight."""
+    return cast(Tensor, linear.mask) * linear.weight
 
 
 def masked_weights(linears: Sequence[nn.Linear]) -> dict[nn.Module, Tensor]:
     """What masks leave of the weights of several maps, of all of one shape at once."""
     masked: dict[nn.Module, Tensor] = {}
     for some in grouped(linears, lambda linear: linear.weight.shape):
-        weights = torch.stack([linear.weight for linear in some])
-        masks = torch.stack([linear.get_buffer("mask") for linear in some])
-        masked |= zip(some, (masks * weights).unbind(), strict=True)
+        masked |= zip(some, _all_masked(some).unbind(), strict=True)
     return masked
+
+
+def padded_maps(networks: Sequence[MaskedResidualNet]) -> dict[nn.Module, tuple[Tensor, Tensor]]:
+    """Masked weights and biases of networks, of all maps of one shape at once.
+
+    Beside the hidden units stand some that do nothing, so that their number makes for quick products.
+    """
+    maps: list[tuple[_MaskedLinear, int, int]] = []  # how many units are added before and behind each
+    for network in networks:
+        more = -network.hidden % EVEN
+        blocks = cast(Sequence[_Block], network.blocks)
+        inner = [linear for block in blocks for linear in (block.inner, block.outer)]
+        maps += [(network.first, 0, more), *((linear, more, more) for linear in inner)]
+        maps += [(network.last, more, 0)]
+    padded: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+    for alike in grouped(maps, lambda each: (each[0].weight.shape, *each[1:])):
+        linears, (_, before, behind) = [linear for linear, *_ in alike], alike[0]
+        weights = F.pad(_all_masked(linears), (0, before, 0, behind))
+        biases = F.pad(torch.stack([linear.bias for linear in linears]), (0, behind))
+        padded |= zip(linears, zip(weights, biases, strict=True), strict=True)
+    return padded
+
+
+def _all_masked(linears: Sequence[nn.Linear]) -> Tensor:
+    """What masks leave of the weights of several maps of one shape (maps, out, in)."""
+    masks = torch.stack([linear.get_buffer("mask") for linear in linears])
+    return masks * torch.stack([linear.weight for linear in linears])
 
 
 def _hidden_degrees(features: int, hidden: int, context_features: int) -> Tensor:

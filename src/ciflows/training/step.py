@@ -16,13 +16,15 @@ from torch import Tensor, nn
 
 from ciflows.bijections import Residual, Roulette
 from ciflows.bijections.log_det import ELIMINATION_LIMIT
+from ciflows.concurrency import two_lines
 from ciflows.densities import Density
 from ciflows.flow import Flow
 from ciflows.layers import Layer
-from ciflows.networks import ResNet, prepared, update_norms
+from ciflows.networks import ResNet, update_norms
 from ciflows.noise import Noise
 from ciflows.objectives import Objective
 from ciflows.precision import float32_products
+from ciflows.prepared import prepared
 from ciflows.rows import Rows
 from ciflows.training.optimizer import Optimizer
 from ciflows.training.settings import TrainingSettings
@@ -82,9 +84,10 @@ class Step:
 
     def _take(self, batch: Rows) -> Tensor:
         with float32_products(self.exact_products):
-            loss = self._loss(batch)
             self.optimizer.zero_grad()
-            loss.backward()
+            with prepared(self.flow):
+                loss = self._loss(batch)
+                loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
             self.optimizer.step()
         if self.averages:
@@ -93,8 +96,7 @@ class Step:
         return torch.where(norm.isfinite(), loss.detach(), math.nan)
 
     def _loss(self, batch: Rows) -> Tensor:
-        with prepared(self.flow):
-            return -self.objective(self.flow, batch, noise=self.noise).mean()
+        return -self.objective(self.flow, batch, noise=self.noise).mean()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -127,7 +129,7 @@ class CapturedStep(Step):
         super().__init__(flow, settings, noise)
         self.batch = batch.clone()
         self.pool = torch.cuda.graph_pool_handle()
-        self.stream = torch.cuda.Stream(flow.device)
+        self.stream, self.second = (torch.cuda.Stream(flow.device) for _ in range(2))
         self.graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         with noise.rewound():
             self._record(self._spin())
@@ -181,6 +183,10 @@ class CapturedStep(Step):
         finally:
             _restore(pure)
 
+    def _take(self, batch: Rows) -> Tensor:
+        with two_lines(self.second):
+            return super()._take(batch)
+
     def _loss(self, batch: Rows) -> Tensor:
         """The loss; the first compiled layer passes a gradient on, so that it is of the others' kind."""
         x = batch.x.detach().requires_grad_(len(self.flow.shape) == 1)
@@ -188,7 +194,8 @@ class CapturedStep(Step):
 
     def _gradient(self) -> Tensor:
         """The loss and its whole gradient in one vector, from the same draws each time."""
-        with self.noise.rewound(), float32_products(self.exact_products):
+        lines = two_lines(self.second)
+        with lines, self.noise.rewound(), float32_products(self.exact_products), prepared(self.flow):
             loss = self._loss(self.batch)
             parts = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         return torch.cat([loss.detach().flatten(), *(p.flatten() for p in parts if p is not None)])

@@ -6,17 +6,20 @@ __all__ = ["giving", "prepared", "withheld"]
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
+from ciflows.bijections.linear import LULinear, products
 from ciflows.networks.lipschitz import LipschitzMLP, scaled_weights
-from ciflows.networks.masked import MaskedMLP, MaskedResidualNet, masked_weights
+from ciflows.networks.masked import MaskedMLP, MaskedResidualNet, masked_weights, padded_maps
+
+M = TypeVar("M", bound=nn.Module)
 
 
 @contextmanager
 def prepared(module: nn.Module) -> Iterator[None]:
-    """Scale and mask the weights of a module on a GPU once for a while, those of one shape together.
+    """Scale, mask or multiply a module's weights on a GPU for a while, those of one shape together.
 
     One by one, at each use, that takes more kernels than all else in a step. On a CPU nothing is gained.
     """
@@ -24,10 +27,15 @@ def prepared(module: nn.Module) -> Iterator[None]:
     if first is None or not first.is_cuda:
         yield
         return
-    blocks = [part for part in module.modules() if isinstance(part, LipschitzMLP) and part.fused]
-    masked = [part for part in module.modules() if isinstance(part, MaskedMLP | MaskedResidualNet)]
-    maps = [linear for network in masked for linear in network.shared]
-    with giving(scaled_weights(blocks)), giving(masked_weights(maps)):
+
+    def all_of(kind: type[M]) -> list[M]:
+        return [part for part in module.modules() if isinstance(part, kind)]
+
+    blocks = [network for network in all_of(LipschitzMLP) if network.fused]
+    masked = [linear for network in all_of(MaskedMLP) for linear in network.shared]
+    values: dict[nn.Module, Any] = {**scaled_weights(blocks), **masked_weights(masked)}
+    values |= {**padded_maps(all_of(MaskedResidualNet)), **products(all_of(LULinear))}
+    with giving(values):
         yield
 
 
