@@ -1,5 +1,8 @@
 """The optimiser: Adam as torch has it, and Muon."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +15,11 @@ def parameters() -> list[nn.Parameter]:
     shapes = [(20, 20), (3,), (16, 40), (20, 20), (2, 20), ()]
     generator = torch.Generator().manual_seed(0)
     return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+
+
+@pytest.fixture(params=[False, True], ids=["apart", "in-a-row"])
+def make(request: pytest.FixtureRequest) -> Callable[..., Optimizer]:
+    return partial(Optimizer, in_a_row=request.param)
 
 
 def is_muons(p: Tensor) -> bool:
@@ -36,9 +44,11 @@ def test_singular_values_come_near_one_and_vectors_stay(shape: tuple[int, int, i
     assert (made - torch.diag_embed(seen)).abs().max() < 1e-4
 
 
-def test_without_muon_it_is_torchs_adam(parameters: list[nn.Parameter]) -> None:
+def test_without_muon_it_is_torchs_adam(
+    parameters: list[nn.Parameter], make: Callable[..., Optimizer]
+) -> None:
     copies = [nn.Parameter(p.detach().clone()) for p in parameters]
-    ours = Optimizer(parameters, 0.1, weight_decay=0.3)
+    ours = make(parameters, 0.1, weight_decay=0.3)
     theirs = torch.optim.AdamW(copies, lr=0.1, weight_decay=0.3)
     for seed in range(3):
         for some in (parameters, copies):
@@ -49,10 +59,12 @@ def test_without_muon_it_is_torchs_adam(parameters: list[nn.Parameter]) -> None:
         torch.testing.assert_close(p, copy)
 
 
-def test_muon_has_the_matrices_and_adam_the_rest(parameters: list[nn.Parameter]) -> None:
+def test_muon_has_the_matrices_and_adam_the_rest(
+    parameters: list[nn.Parameter], make: Callable[..., Optimizer]
+) -> None:
     copies = [nn.Parameter(p.detach().clone()) for p in parameters]
     before = [p.detach().clone() for p in parameters]
-    ours, adam = Optimizer(parameters, 0.1, muon=True), Optimizer(copies, 0.1)
+    ours, adam = make(parameters, 0.1, muon=True), make(copies, 0.1)
     for some, optimizer in ((parameters, ours), (copies, adam)):
         give_gradients(some, seed=1)
         optimizer.step()
@@ -66,9 +78,11 @@ def test_muon_has_the_matrices_and_adam_the_rest(parameters: list[nn.Parameter])
             torch.testing.assert_close(p, copy)
 
 
-def test_steps_of_both_have_about_one_size(parameters: list[nn.Parameter]) -> None:
+def test_steps_of_both_have_about_one_size(
+    parameters: list[nn.Parameter], make: Callable[..., Optimizer]
+) -> None:
     before = [p.detach().clone() for p in parameters]
-    optimizer = Optimizer(parameters, 0.1, muon=True)
+    optimizer = make(parameters, 0.1, muon=True)
     for seed in range(30):
         give_gradients(parameters, seed)
         optimizer.step()
@@ -81,8 +95,10 @@ def test_steps_of_both_have_about_one_size(parameters: list[nn.Parameter]) -> No
     assert 0.3 < ratio < 3
 
 
-def test_momentum_remembers_earlier_gradients(parameters: list[nn.Parameter]) -> None:
-    optimizer = Optimizer(parameters, 0.1, muon=True)
+def test_momentum_remembers_earlier_gradients(
+    parameters: list[nn.Parameter], make: Callable[..., Optimizer]
+) -> None:
+    optimizer = make(parameters, 0.1, muon=True)
     give_gradients(parameters, seed=1)
     optimizer.step()
     before = parameters[0].detach().clone()
@@ -92,8 +108,10 @@ def test_momentum_remembers_earlier_gradients(parameters: list[nn.Parameter]) ->
     assert (parameters[0] - before).norm() > 0.01
 
 
-def test_what_has_no_gradient_stays(parameters: list[nn.Parameter]) -> None:
-    optimizer = Optimizer(parameters, 0.1, muon=True)
+def test_what_has_no_gradient_stays(
+    parameters: list[nn.Parameter], make: Callable[..., Optimizer]
+) -> None:
+    optimizer = make(parameters, 0.1, muon=True)
     give_gradients(parameters, seed=1)
     optimizer.zero_grad()
     assert all(p.grad is None for p in parameters)
@@ -102,9 +120,9 @@ def test_what_has_no_gradient_stays(parameters: list[nn.Parameter]) -> None:
     assert all(torch.equal(p, old) for p, old in zip(parameters, before, strict=True))
 
 
-def test_weights_of_both_decay(parameters: list[nn.Parameter]) -> None:
+def test_weights_of_both_decay(parameters: list[nn.Parameter], make: Callable[..., Optimizer]) -> None:
     before = [p.detach().clone() for p in parameters]
-    optimizer = Optimizer(parameters, 0.1, weight_decay=0.5, muon=True)
+    optimizer = make(parameters, 0.1, weight_decay=0.5, muon=True)
     for p in parameters:
         p.grad = torch.zeros_like(p)
     optimizer.step()
@@ -112,9 +130,11 @@ def test_weights_of_both_decay(parameters: list[nn.Parameter]) -> None:
         torch.testing.assert_close(p.detach(), 0.95 * old)
 
 
-def test_a_set_rate_is_that_of_both(parameters: list[nn.Parameter]) -> None:
+def test_a_set_rate_is_that_of_both(
+    parameters: list[nn.Parameter], make: Callable[..., Optimizer]
+) -> None:
     before = [p.detach().clone() for p in parameters]
-    optimizer = Optimizer(parameters, 0.1, muon=True)
+    optimizer = make(parameters, 0.1, muon=True)
     optimizer.set_rate(0.0)
     give_gradients(parameters, seed=1)
     optimizer.step()
@@ -124,10 +144,41 @@ def test_a_set_rate_is_that_of_both(parameters: list[nn.Parameter]) -> None:
     assert not any(torch.equal(p, old) for p, old in zip(parameters, before, strict=True))
 
 
-def test_matrices_alone_need_no_adam() -> None:
+def test_matrices_alone_need_no_adam(make: Callable[..., Optimizer]) -> None:
     matrix = nn.Parameter(torch.eye(16))
-    optimizer = Optimizer([matrix], 0.1, muon=True)
+    optimizer = make([matrix], 0.1, muon=True)
     matrix.grad = torch.eye(16)
     optimizer.step()
     assert not torch.equal(matrix, torch.eye(16))
     assert list(optimizer.state()) == ["muon.0"]
+
+
+def test_gradients_are_clipped_together(
+    parameters: list[nn.Parameter], make: Callable[..., Optimizer]
+) -> None:
+    optimizer = make(parameters, 0.1, muon=True)
+    give_gradients(parameters, seed=1)
+    grads = [p.grad.clone() for p in parameters if p.grad is not None]
+    norm = torch.cat([grad.flatten() for grad in grads]).norm()
+    torch.testing.assert_close(optimizer.step(clip=0.5), norm)
+    state = optimizer.state()
+    torch.testing.assert_close(state["adam.0.exp_avg"], 0.1 * grads[1] * 0.5 / norm)
+    torch.testing.assert_close(state["muon.0"][1], 0.05 * grads[3] * 0.5 / norm)
+    give_gradients(parameters, seed=1)
+    optimizer.step(clip=1e9)
+    torch.testing.assert_close(state["adam.0.exp_avg"], 0.1 * grads[1] * (0.45 / norm + 1))
+
+
+def test_steps_in_a_row_are_those_of_each(parameters: list[nn.Parameter]) -> None:
+    """And what one has begun the other goes on with, as after a change of device."""
+    copies = [nn.Parameter(p.detach().clone()) for p in parameters]
+    apart, row = Optimizer(parameters, 0.1, 0.3, muon=True), Optimizer(copies, 0.1, 0.3, True, True)
+    for seed in range(3):
+        for some, optimizer in ((parameters, apart), (copies, row)):
+            give_gradients(some, seed)
+            optimizer.step(clip=3.0)
+    pairs = [*zip(parameters, copies, strict=True)]
+    pairs += [(apart.state()[name], value) for name, value in row.state().items()]
+    for one, other in pairs:
+        torch.testing.assert_close(one, other)
+    assert list(apart.state()) == list(row.state())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["Optimizer", "orthogonalised"]
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +16,7 @@ MOMENTUM = 0.95
 ADAM_SHARE = 0.2  # root mean square of Adam's steps, about, in units of its rate
 LEAST_SIDE = 16
 TINY = 1e-12
+EVEN = 64  # numbers in a row: each tensor begins at a multiple of this, as kernels like it
 
 
 class Optimizer:
@@ -30,6 +32,8 @@ class Optimizer:
         rate: The learning rate at the start.
         weight_decay: Share of each weight that is taken off at a step, times the learning rate.
         muon: Whether matrices of at least 16 rows and columns are Muon's.
+        in_a_row: Whether parameters move into one piece of memory, where a GPU gives all of them their
+            step at once; apart, hundreds of small ones keep it waiting.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class Optimizer:
         rate: float,
         weight_decay: float = 0.0,
         muon: bool = False,
+        in_a_row: bool = False,
     ) -> None:
         self.parameters = parameters
         self.weight_decay = weight_decay
@@ -47,16 +52,17 @@ class Optimizer:
         self.momenta = [some[0].new_zeros(len(some), *some[0].shape) for some in self.matrices]
         held = {id(p) for p in matrices}
         self.others = [p for p in parameters if id(p) not in held]
+        self.row = _Row(self.others, self.matrices) if in_a_row and self.others else None
+        adams = self.others if self.row is None else [self.row.others]
         self.adam = torch.optim.AdamW(
-            # large ones share kernels, and do not wait in turn
-            [{"params": sorted(self.others, key=torch.numel)}],
+            [{"params": adams}],
             lr=torch.tensor(rate, device=device),
             weight_decay=weight_decay,
             fused=True,
             capturable=device.type == "cuda",
         )
         self.rate: Tensor = self.adam.param_groups[0]["lr"]
-        for p in self.others:  # made here, not at the first step, so that they can be restored
+        for p in adams:  # made here, not at the first step, so that they can be restored
             self.adam.state[p] = {
                 "step": torch.zeros((), device=device),
                 "exp_avg": torch.zeros_like(p),
@@ -64,11 +70,15 @@ class Optimizer:
             }
 
     def state(self) -> dict[str, Tensor]:
-        """What a step changes beside the parameters, by name."""
+        """What a step changes beside the parameters, by name; the same names in a row and apart."""
+        if self.row is None:
+            moments = [self.adam.state[p] for p in self.others]
+        else:
+            step, *rows = self.adam.state[self.row.others].values()
+            parts = zip(*(_cut(row, self.others) for row in rows), strict=True)
+            moments = [{"step": step, "exp_avg": m, "exp_avg_sq": v} for m, v in parts]
         adam = {
-            f"adam.{index}.{name}": value
-            for index, p in enumerate(self.others)
-            for name, value in self.adam.state[p].items()
+            f"adam.{i}.{name}": value for i, each in enumerate(moments) for name, value in each.items()
         }
         return adam | {f"muon.{index}": value for index, value in enumerate(self.momenta)}
 
@@ -80,10 +90,15 @@ class Optimizer:
             p.grad = None
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, clip: float = math.inf) -> Tensor:
+        """Take a step with gradients of this norm at most; what norm they had ()."""
+        if self.row is None:
+            norm = torch.nn.utils.clip_grad_norm_(self.parameters, clip)
+            grads = [torch.stack([_gradient(p) for p in some]) for some in self.matrices]
+        else:
+            norm, grads = self.row.gather(clip), self.row.grads
         self.adam.step()
-        for matrices, momentum in zip(self.matrices, self.momenta, strict=True):
-            grad = torch.stack([torch.zeros_like(p) if p.grad is None else p.grad for p in matrices])
+        for matrices, grad, momentum in zip(self.matrices, grads, self.momenta, strict=True):
             momentum.lerp_(grad, 1 - MOMENTUM)
             size = ADAM_SHARE * max(momentum.shape[1:]) ** 0.5
             change = orthogonalised(grad.lerp(momentum, MOMENTUM)) * (-size * self.rate)
@@ -91,6 +106,63 @@ class Optimizer:
             if self.weight_decay:
                 torch._foreach_mul_(values, 1 - self.rate * self.weight_decay)
             torch._foreach_add_(values, list(change.unbind()))
+        return norm
+
+
+class _Row:
+    """Parameters in one row of numbers, and their gradients in another.
+
+    Arguments:
+        others: Parameters that come first, and take their step together.
+        matrices: Groups of matrices of one shape.
+
+    Attributes:
+        others: The first part of the row, with its gradient.
+        grads: The gradients of each group (matrices, rows, columns).
+    """
+
+    def __init__(
+        self, others: Sequence[nn.Parameter], matrices: Sequence[Sequence[nn.Parameter]]
+    ) -> None:
+        self.parameters = [*others, *(p for some in matrices for p in some)]
+        total = sum(map(_room, self.parameters))
+        values = self.parameters[0].new_zeros(total)
+        for p, place in zip(self.parameters, _cut(values, self.parameters), strict=True):
+            place.copy_(p.detach())
+            p.data = place
+        self.gradient = torch.zeros_like(values)
+        self.places = _cut(self.gradient, self.parameters)
+        start = sum(map(_room, others))
+        self.others = nn.Parameter(values[:start])
+        self.others.grad = self.gradient[:start]
+        self.grads = []
+        for some in matrices:
+            shape, room = some[0].shape, _room(some[0])
+            end = start + len(some) * room
+            each = self.gradient[start:end].view(len(some), room)[:, : some[0].numel()]
+            self.grads.append(each.unflatten(1, shape))
+            start = end
+
+    def gather(self, clip: float) -> Tensor:
+        """Bring the gradients of all parameters here, to this norm at most; what norm they had ()."""
+        torch._foreach_copy_(self.places, [_gradient(p) for p in self.parameters])
+        norm = self.gradient.norm()
+        self.gradient.mul_((clip / (norm + TINY)).clamp(max=1.0))
+        return norm
+
+
+def _room(p: Tensor) -> int:
+    return math.ceil(p.numel() / EVEN) * EVEN
+
+
+def _cut(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """What of a row belongs to each of the tensors that stand in it first, with their shapes."""
+    parts = row[: sum(map(_room, like))].split([_room(p) for p in like])
+    return [part[: p.numel()].view(p.shape) for part, p in zip(parts, like, strict=True)]
+
+
+def _gradient(p: nn.Parameter) -> Tensor:
+    return torch.zeros_like(p) if p.grad is None else p.grad
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:

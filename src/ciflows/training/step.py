@@ -60,6 +60,7 @@ class Step:
             settings.learning_rate,
             settings.weight_decay,
             muon=settings.optimizer == "muon",
+            in_a_row=flow.device.type == "cuda",
         )
         self.averages = [p.detach().clone() for p in self.parameters] if self.decay else []
 
@@ -88,8 +89,7 @@ class Step:
             with prepared(self.flow):
                 loss = self._loss(batch)
                 loss.backward()
-            norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
-            self.optimizer.step()
+            norm = self.optimizer.step(self.clip)
         if self.averages:
             torch._foreach_lerp_(self.averages, self._values(), 1 - self.decay)
         update_norms(self.flow, self.power_iterations)
