@@ -12,7 +12,7 @@ from torch.autograd.functional import jacobian
 from torch.testing import assert_close
 
 from ciflows import Flow, Indexed
-from ciflows.bijections import ActNorm, BatchNorm, LULinear
+from ciflows.bijections import ActNorm, BatchNorm, LULinear, Permutation
 from ciflows.densities import StandardNormal
 from ciflows.layers import Shape
 from ciflows.noise import Noise
@@ -66,6 +66,23 @@ def test_a_flow_starts_layer_by_layer_down_into_its_base() -> None:
             assert_normal(x, (3,), atol=1e-10)
             normalised += 1
     assert normalised == 3
+
+
+def test_layers_behind_all_that_starts_from_data_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = Flow([LULinear(3), ActNorm((3,)), Permutation(torch.tensor([1, 2, 0]))]).double()
+
+    def refuse(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(Permutation, "_encode", refuse)
+    flow.initialise(batch(50))
+    assert_normal(flow.layers[1].encode(batch(50))[0], (3,), atol=1e-10)
+
+
+@pytest.mark.parametrize(("shape", "match"), [((5, 2), "expected shape"), ((0, 3), "without rows")])
+def test_a_flow_without_such_layers_refuses_a_bad_start_too(shape: Shape, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        Flow([LULinear(3)]).initialise(torch.zeros(shape))
 
 
 def test_a_context_reaches_what_stands_before_a_layer() -> None:

@@ -171,14 +171,52 @@ def test_gradients_are_clipped_together(
 
 def test_steps_in_a_row_are_those_of_each(parameters: list[nn.Parameter]) -> None:
     """And what one has begun the other goes on with, as after a change of device."""
-    copies = [nn.Parameter(p.detach().clone()) for p in parameters]
+    copies = [nn.Parameter(torch.zeros_like(p)) for p in parameters]
     apart, row = Optimizer(parameters, 0.1, 0.3, muon=True), Optimizer(copies, 0.1, 0.3, True, True)
-    for seed in range(3):
-        for some, optimizer in ((parameters, apart), (copies, row)):
-            give_gradients(some, seed)
-            optimizer.step(clip=3.0)
+    give_gradients(parameters, seed=0)
+    apart.step(clip=3.0)
     pairs = [*zip(parameters, copies, strict=True)]
     pairs += [(apart.state()[name], value) for name, value in row.state().items()]
     for one, other in pairs:
+        other.detach().copy_(one.detach())
+    for seed in range(1, 4):
+        for some, optimizer in ((parameters, apart), (copies, row)):
+            give_gradients(some, seed)
+            some[1].grad = None  # counts as 0, whatever its moments are
+            optimizer.step(clip=3.0)
+    for one, other in pairs:
         torch.testing.assert_close(one, other)
     assert list(apart.state()) == list(row.state())
+
+
+def test_a_gradient_that_is_not_finite_leaves_no_trace(
+    parameters: list[nn.Parameter], make: Callable[..., Optimizer]
+) -> None:
+    optimizer = make(parameters, 0.1, muon=True)
+    tensors = [*(p.detach() for p in parameters), *optimizer.state().values()]
+    before = [tensor.clone() for tensor in tensors]
+    give_gradients(parameters, seed=1)
+    parameters[1].grad = torch.full((3,), torch.nan)
+    assert optimizer.step(clip=1.0).isnan()
+    for tensor, old in zip(tensors, before, strict=True):
+        tensor.copy_(old)
+    give_gradients(parameters, seed=1)
+    assert optimizer.step(clip=1.0).isfinite()
+    assert all(p.isfinite().all() for p in parameters)
+
+
+def test_parameters_of_a_row_get_memory_of_their_own_again(parameters: list[nn.Parameter]) -> None:
+    before = [p.detach().clone() for p in parameters]
+    optimizer = Optimizer(parameters, 0.1, muon=True, in_a_row=True)
+    assert len({p.untyped_storage().data_ptr() for p in parameters}) == 1
+    optimizer.spread()
+    assert len({p.untyped_storage().data_ptr() for p in parameters}) == len(parameters)
+    assert all(torch.equal(p, old) for p, old in zip(parameters, before, strict=True))
+
+
+def test_parameters_of_several_types_stay_apart() -> None:
+    parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2).double())]
+    optimizer = Optimizer(parameters, 0.1, in_a_row=True)
+    give_gradients([parameters[0]], seed=0)
+    optimizer.step()
+    assert parameters[1].dtype == torch.float64

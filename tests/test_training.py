@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 import ciflows
-from ciflows import Flow
+from ciflows import Flow, Indexed
+from ciflows.bijections import LULinear
 from ciflows.data import SYNTHETIC
 from ciflows.errors import UserError
 from ciflows.models import MODELS
@@ -24,6 +26,7 @@ from ciflows.training import TrainingSettings, fit_flow, loop
 from ciflows.training.checkpoint import Checkpoints, load_tensors, save_tensors
 from ciflows.training.monitor import Monitor
 from ciflows.training.step import CapturedStep, Step, make_step
+from constructors import affine, generic, normal, residual, spline
 
 SMALL = {"layers": 2, "hidden": [8, 8]}
 NOT_CAPTURED = {"bpf", "cnf", "gf"}  # zuko copies numbers to the GPU in these, or asks it for some
@@ -449,6 +452,44 @@ def test_captured_gradient_is_the_plain_one_in_every_step(data: tuple[Tensor, Te
                 torch.cat([p.grad.flatten() for p in flow.parameters() if p.grad is not None])
             )
         assert (gradients[0] - gradients[1]).norm() < 1e-3 * gradients[0].norm()
+
+
+def fixed_numbers(self: Noise, shape: Sequence[int], like: Tensor) -> Tensor:
+    """The same numbers in every call and on every device."""
+    places = torch.arange(math.prod(shape), dtype=like.dtype, device=like.device)
+    return torch.sin(7 * places).reshape(tuple(shape))
+
+
+@needs_cuda
+@pytest.mark.parametrize("objective", ["elbo", "dreg"])
+def test_captured_gradient_on_a_gpu_is_the_plain_one_on_a_cpu(
+    objective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With flows for prior, posterior and base, and a context: all that may run beside, or prepared."""
+    monkeypatch.setattr(Noise, "normal", fixed_numbers)
+    update = {"objective": objective, "draws": 3, "precision": "float32", "clip": math.inf}
+    settings = QUICK.model_copy(update=update)
+    generator = torch.Generator().manual_seed(0)
+    x, context = (torch.randn(50, size, generator=generator) for size in (2, 1))
+
+    def make() -> Flow:
+        first = Indexed(affine(2, 2), Flow([spline(1, 3)]), Flow([spline(1, 3)]), context_shape=(1,))
+        inner = Flow([residual(2), LULinear(2), Indexed(affine(2, 1), normal(1, 2), normal(1, 2))])
+        return generic(Flow([first, LULinear(2)], inner)).float()
+
+    flows = make(), make().cuda()
+    steps = (
+        Step(flows[0].train(), settings, Noise()),
+        CapturedStep(flows[1].train(), settings, Noise(), Rows(x, context).to("cuda")),
+    )
+    losses = [
+        step(Rows(x, context).to(flow.device)).item() for step, flow in zip(steps, flows, strict=True)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    for one, other in zip(*(flow.parameters() for flow in flows), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert_close(other.grad.cpu(), one.grad, rtol=1e-2, atol=1e-4)
 
 
 def test_blocks_of_a_step_share_how_many_terms_there_are(

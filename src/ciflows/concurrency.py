@@ -6,7 +6,7 @@ hold up the layers that follow it; nor, on the way back, its gradients those of 
 
 from __future__ import annotations
 
-__all__ = ["beside", "rejoin", "two_lines"]
+__all__ = ["beside", "called", "rejoin", "two_lines"]
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,10 +19,21 @@ from torch import Tensor
 
 @dataclass
 class _Lines:
-    """The second line's stream, and what it was given: not to be written over while it may be read."""
+    """The second line's stream, what it was given, and who may give it more.
+
+    Attributes:
+        second: The stream.
+        given: Tensors of the first line: not to be written over while the second may read them.
+        caller: The layer whose log-weight is waited for by `rejoin` alone.
+    """
 
     second: torch.cuda.Stream
     given: list[Tensor] = field(default_factory=list)
+    caller: object = None
+
+    @property
+    def is_first(self) -> bool:
+        return bool(torch.cuda.current_stream() != self.second)
 
 
 _lines: ContextVar[_Lines | None] = ContextVar("lines", default=None)
@@ -43,17 +54,35 @@ def two_lines(second: torch.cuda.Stream) -> Iterator[None]:
 
 
 @contextmanager
-def beside(*given: Tensor) -> Iterator[None]:
-    """Work that only `rejoin` waits for, where there are two lines.
+def called(caller: object) -> Iterator[None]:
+    """Let one layer, and none of those inside it, leave its log-weight to the second line.
+
+    Whoever calls it so adds log-weights up `beside`, and waits with `rejoin` before the sum is used.
+    """
+    lines = _lines.get()
+    if lines is None:
+        yield
+        return
+    before, lines.caller = lines.caller, caller
+    try:
+        yield
+    finally:
+        lines.caller = before
+
+
+@contextmanager
+def beside(caller: object, *given: Tensor | None) -> Iterator[None]:
+    """Work that only `rejoin` waits for, where there are two lines and the caller may use the second.
 
     Arguments:
+        caller: Who asks.
         given: All tensors of the first line that the work uses.
     """
     lines = _lines.get()
-    if lines is None or torch.cuda.current_stream() == lines.second:
+    if lines is None or lines.caller is not caller or not lines.is_first:
         yield
         return
-    lines.given += given
+    lines.given += [tensor for tensor in given if tensor is not None]
     lines.second.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(lines.second):
         yield
@@ -62,5 +91,5 @@ def beside(*given: Tensor) -> Iterator[None]:
 def rejoin() -> None:
     """Wait for what was done beside, if anything was."""
     lines = _lines.get()
-    if lines is not None and lines.given and torch.cuda.current_stream() != lines.second:
+    if lines is not None and lines.given and lines.is_first:
         torch.cuda.current_stream().wait_stream(lines.second)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import BatchNorm1d, BatchNorm2d
 
-from ciflows.concurrency import beside, rejoin
+from ciflows.concurrency import beside, called, rejoin
 from ciflows.densities import Density, StandardNormal
 from ciflows.errors import InversionError
 from ciflows.estimate import Estimate, RunningEstimate
@@ -81,6 +81,9 @@ class Flow(Density):
     @torch.no_grad()
     def initialise(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> None:
         """Let every layer set what depends on data from a first batch (*, shape)."""
+        check_shape(x, self.shape, "Flow")
+        if x.numel() == 0:
+            raise ValueError("Flow: a batch without rows gives it no start.")
         noise = noise or Noise()
         layers, inner = list(cast(Sequence[Layer], self.layers)), isinstance(self.base, Flow)
         while layers and not inner and not layers[-1].starts_from_data:
@@ -264,12 +267,13 @@ class Flow(Density):
         """Pass x through some of the parts: their log-weights added up (*), and what x became."""
         total = x.new_zeros(())
         for part in parts:
-            if isinstance(part, Layer):
-                x, log_weight = part.encode(x, context, noise)
-            else:
-                log_weight = part.log_weight(x, context, noise)
-            with beside(total, log_weight):
-                total = total + log_weight
+            with called(part):
+                if isinstance(part, Layer):
+                    x, log_weight = part.encode(x, context, noise)
+                else:
+                    log_weight = part.log_weight(x, context, noise)
+                with beside(part, total, log_weight):
+                    total = total + log_weight
         rejoin()
         return total, x
 

@@ -76,7 +76,7 @@ class Indexed(Layer):
         dims, leading = len(self.shape), leading_shape(x, self.shape)
         u, log_q = noise.posterior(self.posterior, leading, join(x, context, dims))
         z, log_det = self.family.encode(x, join(u, context, dims), noise)
-        with beside(u, z, log_det, log_q):
+        with beside(self, u, z, log_det, log_q, context):
             log_p = self.prior.log_weight(u, join(z, context, dims), noise)
             log_weight = log_det + log_p - log_q
         return z, log_weight

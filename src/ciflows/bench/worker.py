@@ -195,7 +195,7 @@ def authors(job: dict[str, Any]) -> Subject:
 def _optimised(
     flow: nn.Module, loss: Callable[[], Tensor], after: Callable[[], None] | None = None
 ) -> Callable[[], None]:
-    """A training step with the optimiser that ours has."""
+    """A training step with the optimiser that ours has, apart from how its memory lies."""
     parameters = [p for p in flow.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.0, fused=True)
 

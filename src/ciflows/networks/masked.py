@@ -24,7 +24,7 @@ from ciflows.networks.mlp import Perceptron
 from ciflows.noise import Noise
 
 BLOCK_START = 1e-3
-EVEN = 8  # sizes of which products on a GPU are quick: multiples of this
+MULTIPLE = 8  # of which sizes are that make for quick products on a GPU
 
 
 class MaskedMLP(Perceptron):
@@ -184,7 +184,7 @@ def padded_maps(networks: Sequence[MaskedResidualNet]) -> dict[nn.Module, tuple[
     """
     maps: list[tuple[_MaskedLinear, int, int]] = []  # how many units are added before and behind each
     for network in networks:
-        more = -network.hidden % EVEN
+        more = -network.hidden % MULTIPLE
         blocks = cast(Sequence[_Block], network.blocks)
         inner = [linear for block in blocks for linear in (block.inner, block.outer)]
         maps += [(network.first, 0, more), *((linear, more, more) for linear in inner)]

@@ -164,6 +164,7 @@ class _Training:
             raise
         finally:
             self.monitor.end()
+            self.step.optimizer.spread()
         self._save(good)
         self.flow.load_state_dict(self.best)
         self.flow.eval()

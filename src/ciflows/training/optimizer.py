@@ -6,6 +6,7 @@ __all__ = ["Optimizer", "orthogonalised"]
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ MOMENTUM = 0.95
 ADAM_SHARE = 0.2  # root mean square of Adam's steps, about, in units of its rate
 LEAST_SIDE = 16
 TINY = 1e-12
-EVEN = 64  # numbers in a row: each tensor begins at a multiple of this, as kernels like it
+ALIGNMENT = 64  # numbers in a row: each tensor begins at a multiple of this, as kernels like it
 
 
 class Optimizer:
@@ -33,7 +34,7 @@ class Optimizer:
         weight_decay: Share of each weight that is taken off at a step, times the learning rate.
         muon: Whether matrices of at least 16 rows and columns are Muon's.
         in_a_row: Whether parameters move into one piece of memory, where a GPU gives all of them their
-            step at once; apart, hundreds of small ones keep it waiting.
+            step at once; apart, hundreds of small ones keep it waiting. (`spread` undoes it.)
     """
 
     def __init__(
@@ -52,7 +53,8 @@ class Optimizer:
         self.momenta = [some[0].new_zeros(len(some), *some[0].shape) for some in self.matrices]
         held = {id(p) for p in matrices}
         self.others = [p for p in parameters if id(p) not in held]
-        self.row = _Row(self.others, self.matrices) if in_a_row and self.others else None
+        alike = len({p.dtype for p in parameters}) == 1
+        self.row = _Row(self.others, self.matrices) if in_a_row and alike and self.others else None
         adams = self.others if self.row is None else [self.row.others]
         self.adam = torch.optim.AdamW(
             [{"params": adams}],
@@ -91,10 +93,12 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, clip: float = math.inf) -> Tensor:
-        """Take a step with gradients of this norm at most; what norm they had ()."""
+        """Take a step with gradients of this norm at most; what norm they had (). None counts as 0."""
+        for p in self.parameters:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         if self.row is None:
             norm = torch.nn.utils.clip_grad_norm_(self.parameters, clip)
-            grads = [torch.stack([_gradient(p) for p in some]) for some in self.matrices]
+            grads = [torch.stack([cast(Tensor, p.grad) for p in some]) for some in self.matrices]
         else:
             norm, grads = self.row.gather(clip), self.row.grads
         self.adam.step()
@@ -107,6 +111,11 @@ class Optimizer:
                 torch._foreach_mul_(values, 1 - self.rate * self.weight_decay)
             torch._foreach_add_(values, list(change.unbind()))
         return norm
+
+    def spread(self) -> None:
+        """Give each parameter memory of its own again, for a life without this optimiser."""
+        for p in self.parameters if self.row is not None else ():
+            p.data = p.detach().clone()
 
 
 class _Row:
@@ -145,24 +154,21 @@ class _Row:
 
     def gather(self, clip: float) -> Tensor:
         """Bring the gradients of all parameters here, to this norm at most; what norm they had ()."""
-        torch._foreach_copy_(self.places, [_gradient(p) for p in self.parameters])
+        self.gradient.zero_()  # between parameters too, where one that was not finite left its mark
+        torch._foreach_copy_(self.places, [cast(Tensor, p.grad) for p in self.parameters])
         norm = self.gradient.norm()
         self.gradient.mul_((clip / (norm + TINY)).clamp(max=1.0))
         return norm
 
 
 def _room(p: Tensor) -> int:
-    return math.ceil(p.numel() / EVEN) * EVEN
+    return math.ceil(p.numel() / ALIGNMENT) * ALIGNMENT
 
 
 def _cut(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """What of a row belongs to each of the tensors that stand in it first, with their shapes."""
     parts = row[: sum(map(_room, like))].split([_room(p) for p in like])
     return [part[: p.numel()].view(p.shape) for part, p in zip(parts, like, strict=True)]
-
-
-def _gradient(p: nn.Parameter) -> Tensor:
-    return torch.zeros_like(p) if p.grad is None else p.grad
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:

@@ -137,8 +137,8 @@ class CapturedStep(Step):
     def _record(self, terms: tuple[int, ...]) -> None:
         """Record the step; the warm-ups that capture needs leave no trace, even where it fails.
 
-        All is done on one stream, and nothing of an earlier gradient is left: what is left remembers the
-        stream of its own, which a recording must not wait for.
+        All is done on one stream and the one beside it, and nothing of an earlier gradient is left: what
+        is left remembers the stream of its own, which a recording must not wait for.
         """
         changed = [*self.flow.parameters(), *self.flow.buffers(), *self.state().values()]
         tensors = [tensor.detach() for tensor in changed]
@@ -156,7 +156,8 @@ class CapturedStep(Step):
                     with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
                         loss = self._take(self.batch)
         finally:
-            torch.cuda.current_stream().wait_stream(self.stream)
+            for stream in (self.stream, self.second):
+                torch.cuda.current_stream().wait_stream(stream)
             torch._foreach_copy_(tensors, kept)
         self.graphs[terms] = graph, loss
 
