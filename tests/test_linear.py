@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from ciflows import Flow
 from ciflows.bijections import LULinear, Permutation
-from ciflows.bijections.linear import _factors, products
+from ciflows.bijections.linear import _factors, lu_products
 from ciflows.networks import MaskedResidualNet
 from ciflows.prepared import giving
 from constructors import generic
@@ -86,7 +86,7 @@ def test_products_of_several_layers_at_once_are_those_of_each() -> None:
         return z, *torch.autograd.grad(z.square().sum(), parameters)
 
     alone = encode()
-    with giving(products(layers)):
+    with giving(lu_products(layers)):
         together = encode()
     for given, made in zip(together, alone, strict=True):
         assert_close(given, made)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from ciflows.bijections.linear import LULinear, products
+from ciflows.bijections.linear import LULinear, lu_products
 from ciflows.networks.lipschitz import LipschitzMLP, scaled_weights
 from ciflows.networks.masked import MaskedMLP, MaskedResidualNet, masked_weights, padded_maps
 
@@ -34,7 +34,7 @@ def prepared(module: nn.Module) -> Iterator[None]:
     blocks = [network for network in all_of(LipschitzMLP) if network.fused]
     masked = [linear for network in all_of(MaskedMLP) for linear in network.shared]
     values: dict[nn.Module, Any] = {**scaled_weights(blocks), **masked_weights(masked)}
-    values |= {**padded_maps(all_of(MaskedResidualNet)), **products(all_of(LULinear))}
+    values |= {**padded_maps(all_of(MaskedResidualNet)), **lu_products(all_of(LULinear))}
     with giving(values):
         yield
 

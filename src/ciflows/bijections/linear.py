@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["InvertibleConv", "LULinear", "Permutation", "products"]
+__all__ = ["InvertibleConv", "LULinear", "Permutation", "lu_products"]
 
 from collections.abc import Sequence
 
@@ -74,7 +74,7 @@ class LULinear(Bijection):
 
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
         product: Tensor | None = self.__dict__.get("given")
-        product = products([self])[self] if product is None else product
+        product = lu_products([self])[self] if product is None else product
         return F.linear(x, product, self.bias), self.log_diagonal.sum().expand(x.shape[:-1])
 
     def _decode(self, z: Tensor, context: Tensor | None, noise: Noise) -> Tensor:
@@ -86,7 +86,7 @@ class LULinear(Bijection):
         return rows.reshape(z.shape)
 
 
-def products(layers: Sequence[LULinear]) -> dict[nn.Module, Tensor]:
+def lu_products(layers: Sequence[LULinear]) -> dict[nn.Module, Tensor]:
     """L U of several layers, of all of one size at once."""
     made: dict[nn.Module, Tensor] = {}
     for some in grouped(layers, lambda layer: layer.shape):
