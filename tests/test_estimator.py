@@ -135,7 +135,9 @@ def test_saves_a_run_folder(fitted: CIFDensity, tmp_path: Path) -> None:
 def test_loads_the_run_of_a_table(tmp_path: Path) -> None:
     frame = pd.DataFrame(rows(), columns=["mass", "age"])
     ciflows.fit(frame, out=tmp_path / "plain", steps=3, layers=1)
-    assert list(CIFDensity.load(tmp_path / "plain").feature_names_in_) == ["mass", "age"]
+    loaded = CIFDensity.load(tmp_path / "plain")
+    assert list(loaded.feature_names_in_) == ["mass", "age"]
+    assert loaded.set_params(max_steps=2).fit(frame).run_.metrics["steps"] == 2
     ciflows.fit(frame, out=tmp_path / "given", given=["age"], steps=3, layers=1)
     with pytest.raises(UserError, match="rows alone"):
         CIFDensity.load(tmp_path / "given")

@@ -307,6 +307,25 @@ def test_a_tolerance_that_is_not_met_is_told() -> None:
     assert estimate.effective_samples.max() > 16
 
 
+def test_no_rows_are_an_estimate_of_none_and_no_row_may_be_ready_at_first() -> None:
+    """Zuko's transforms refuse a batch without rows."""
+    flow = build_model("cif-maf", features=2, layers=1, hidden=[8], seed=0).eval()
+    assert flow.estimate(torch.zeros(3, 0, 2)).log_prob.shape == (3, 0)
+    generic(flow).float()
+    with pytest.warns(UserWarning, match="3 of 3 points"):
+        estimate = flow.estimate(torch.randn(3, 2), std_error=1e-6, max_samples=40)
+    assert estimate.log_prob.isfinite().all()
+
+
+def test_a_density_of_zero_has_no_error() -> None:
+    running = RunningEstimate()
+    running.add(torch.tensor([[-math.inf, 0.0], [-math.inf, 0.0]]))
+    log_prob, _, std_error, effective_samples = running.result()
+    assert log_prob.tolist() == [-math.inf, 0]
+    assert std_error.tolist() == [0, 0]
+    assert effective_samples.tolist() == [2, 2]
+
+
 def test_rows_and_draws_in_chunks_are_all_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     x = cif().sample(10, seed=0)
     whole = cif().estimate(x, samples=500, seed=0)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import ciflows
+from ciflows.columns import Cells
 from ciflows.comparing import report_runs
 from ciflows.data import PLAIN_TABLE, Schema, TableSettings, as_frame
 from ciflows.data.survey import survey_table
@@ -110,6 +111,10 @@ def test_a_schema_survives_json() -> None:
 def test_settings_that_make_no_sense_are_told_in_words(settings: dict, words: str) -> None:
     with pytest.raises(UserError, match=words.replace(".", r"\.")):
         schema_of(mixed(), **settings)
+
+
+def test_columns_may_be_chosen_and_excluded_at_once() -> None:
+    assert schema_of(mixed(), columns=["height", "kids"], exclude=["kids"]).order == ("height",)
 
 
 def test_dates_names_and_lists_are_refused_with_a_hint() -> None:
@@ -231,6 +236,13 @@ def test_a_value_outside_its_bounds_is_impossible() -> None:
     assert (log_prob[1:] == -math.inf).all()
 
 
+def test_a_level_beyond_its_own_column_s_last_is_impossible() -> None:
+    """Whatever the number of levels that other columns have."""
+    flow = Flow([Cells(torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25]]))])
+    log_prob = flow.double().log_prob(torch.tensor([[1.0, 3.0], [2.0, 3.0]]).double(), 3, seed=0)
+    assert log_prob.tolist() == [pytest.approx(-math.log(8)), -math.inf]
+
+
 def test_samples_have_the_types_bounds_and_frequencies_of_the_table() -> None:
     frame = mixed()
     flow, schema = independent_flow(frame)
@@ -279,6 +291,23 @@ def test_a_run_in_memory_can_be_saved_and_loaded(tmp_path: Path) -> None:
         kept.save(tmp_path / "run")
     with pytest.raises(UserError, match="no conditional density"):
         kept.sample(3, given={"city": ["Rome"]})
+
+
+def test_a_table_in_memory_is_not_mistaken_for_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    frame = mixed(200).select("height", "kids")
+    frame.head(3).write_parquet("data.parquet")
+    assert len(ciflows.fit(frame, **TINY).dataset().train) == 160
+
+
+def test_a_table_without_rows_cannot_be_scored(tmp_path: Path, command: Callable[..., str]) -> None:
+    ciflows.fit(mixed(200).select("height"), out=tmp_path / "run", **TINY)
+    (tmp_path / "none.csv").write_text("height\n")
+    words = ("score", tmp_path / "run", tmp_path / "none.csv", "--out", tmp_path / "scores.csv")
+    assert "no rows" in command(*map(str, words), code=1)
+    assert not (tmp_path / "scores.csv").exists()
 
 
 def test_one_column_that_is_no_gaussian_is_fitted() -> None:

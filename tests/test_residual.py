@@ -15,7 +15,7 @@ from ciflows.bijections import Exact, Residual, Roulette
 from ciflows.bijections.log_det import ELIMINATION_LIMIT
 from ciflows.errors import InversionError
 from ciflows.kernels import cpu
-from ciflows.kernels.cpu import silu_chain
+from ciflows.kernels.cpu import silu_chain, tanh_chain
 from ciflows.networks import MLP, LipschitzMLP, converge_norms, update_norms
 from ciflows.networks.lipschitz import LipSwish, SpectralLinear
 from ciflows.noise import Noise
@@ -97,6 +97,7 @@ def test_lipswish_has_the_gradient_it_claims(tangents: int) -> None:
     bias = torch.randn(3).double().requires_grad_()
     beta = torch.tensor(0.8).double().requires_grad_()
     assert torch.autograd.gradcheck(LipSwish.apply, (stack, bias, beta))
+    assert torch.autograd.gradgradcheck(LipSwish.apply, (stack, bias, beta))
 
 
 @pytest.mark.parametrize("tangents", [0, 1, 3])
@@ -110,12 +111,44 @@ def test_chain_has_the_gradient_it_claims(
     weights = [torch.randn(out, into).double() for into, out in itertools.pairwise(sizes)]
     shifts = [torch.randn(*[rows] * (not shared), out).double() for out in sizes[1:]]
     maps = [part.requires_grad_() for part in (*weights, *shifts)]
-    assert torch.autograd.gradcheck(lambda x, *maps: silu_chain(x, maps[:3], maps[3:]), (stack, *maps))
+
+    def chain(x: Tensor, *maps: Tensor) -> Tensor:
+        return silu_chain(x, maps[:3], maps[3:])
+
+    assert torch.autograd.gradcheck(chain, (stack, *maps))
+    assert torch.autograd.gradgradcheck(chain, (stack, *maps))
     with torch.no_grad():  # where layers may overwrite each other's values
         before = stack.clone()
         alone = silu_chain(stack, weights, shifts)
         assert torch.equal(stack, before)
     assert_close(alone, silu_chain(stack, weights, shifts))
+
+
+def test_chain_of_perceptrons_can_be_differentiated_twice() -> None:
+    torch.manual_seed(0)
+    shapes = [(5, 2), (4, 2), (4, 4), (3, 4), (4,), (4,), (3,)]
+    x, *maps = (torch.randn(shape).double().requires_grad_() for shape in shapes)
+
+    def chain(x: Tensor, *maps: Tensor) -> Tensor:
+        return tanh_chain(x, maps[:3], maps[3:])
+
+    assert torch.autograd.gradcheck(chain, (x, *maps))
+    assert torch.autograd.gradgradcheck(chain, (x, *maps))
+
+
+@pytest.mark.parametrize("name", ["resflow", "cif-resflow"])
+def test_second_derivatives_of_a_likelihood_are_those_of_differences(name: str) -> None:
+    flow = generic(build_model(name, features=2, layers=2, hidden=[8, 8]), seed=2)
+    x, step = torch.tensor([[0.3, -0.4]]).double().requires_grad_(), 1e-5
+
+    def slope(x: Tensor, create_graph: bool = False) -> Tensor:
+        value = flow.log_weight(x, noise=Noise.seeded(0)).sum()
+        return torch.autograd.grad(value, x, create_graph=create_graph)[0][0]
+
+    rows = [torch.autograd.grad(part, x, retain_graph=True)[0][0] for part in slope(x, True)]
+    shifts = step * torch.eye(2).double()
+    differences = [(slope(x + shift) - slope(x - shift)) / (2 * step) for shift in shifts]
+    assert_close(torch.stack(rows), torch.stack(differences), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("hidden", [[], [4], [4, 3]])

@@ -33,6 +33,13 @@ def _all_large(monkeypatch: pytest.MonkeyPatch, data_folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("_all_large")
+def test_names_that_occur_twice_are_refused_in_large_files_too(tmp_path: Path) -> None:
+    (tmp_path / "twice.csv").write_text("a,b,a\n1,2,3\n4,5,6\n")
+    with pytest.raises(UserError, match="more than once: a"):
+        list(read_chunks(tmp_path / "twice.csv"))
+
+
+@pytest.mark.usefixtures("_all_large")
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("name", ["data", "data[1]*?"])
 def test_pieces_of_a_large_file_are_the_whole_of_it(suffix: str, name: str, tmp_path: Path) -> None:

@@ -157,6 +157,21 @@ def test_damaged_checkpoint_falls_back(data: tuple[Tensor, Tensor], tmp_path: Pa
     assert "starts anew" in said[1]
 
 
+def test_a_checkpoint_that_cannot_be_opened_is_not_thrown_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"x": torch.zeros(2)}, {})
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("ciflows.training.checkpoint.safe_open", refuse)
+    with pytest.raises(UserError, match="Too many open files"):
+        checkpoints.load()
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1
+
+
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for step in range(5):

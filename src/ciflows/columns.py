@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ciflows.densities import LOG_2_PI
 from ciflows.layers import Bijection, Layer, Shape, leading_shape
 from ciflows.noise import Noise
 
@@ -216,12 +217,12 @@ class Cells(Layer):
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
         # In double precision: near 1 a float could not tell the cells of rare levels apart.
         below, above = self._cumulative()
-        level = x.round().clamp(0, self.probabilities.shape[1] - 1).long()
+        level = torch.minimum(x.round().clamp(min=0).long(), self._last())
         p = _look_up(self.probabilities, level)
         v = noise.uniform(x.shape, like=p).clamp(2.0**-30, 1 - 2.0**-30)
         lower, upper = _look_up(below, level) + p * v, _look_up(above, level + 1) + p * (1 - v)
         z = _quantile(lower, upper)
-        log_normal = -0.5 * (z.square() + torch.log(torch.tensor(2 * torch.pi)))
+        log_normal = -0.5 * (z.square() + LOG_2_PI)
         log_weight = _nowhere(x.round() != level, torch.log(p) - log_normal).sum(-1)
         return z.to(x.dtype), log_weight.to(x.dtype)
 
@@ -230,8 +231,11 @@ class Cells(Layer):
         edges = _quantile(below, above)[:, 1:-1].contiguous()
         columns = z.double().reshape(-1, *self.shape).T.contiguous()
         level = torch.searchsorted(edges, columns, right=True).T
-        last = (self.probabilities > 0).sum(-1) - 1
-        return torch.minimum(level, last).to(z.dtype).reshape(*leading_shape(z, self.shape), -1)
+        return torch.minimum(level, self._last()).to(z.dtype).reshape(*leading_shape(z, self.shape), -1)
+
+    def _last(self) -> Tensor:
+        """The last level of each feature (features,)."""
+        return (self.probabilities > 0).sum(-1) - 1
 
     def _cumulative(self) -> tuple[Tensor, Tensor]:
         """Probabilities below and above each of the edges: (features, levels + 1) both."""

@@ -55,6 +55,8 @@ class RunConfig(Settings):
         """Read back what `to_toml` wrote; nothing may be missing, so that no default slips in."""
         values = _check_keys(parse_toml(text, where), where)
         config = resolve(**{key: values[key] for key in NAMES if key in values}, layers=[values])
+        # as it was written: what a name means here and now must not change what a run was trained on
+        config = config.model_copy(update={"data": values.get("data", "")})
         if parse_toml(config.to_toml(), where) != values:
             raise UserError(f"{where} is damaged, or was written by another version of ciflows.")
         return config

@@ -46,6 +46,7 @@ from ciflows.layers import Bijection, Layer, check_shape, join, leading_shape
 from ciflows.multiscale import Split
 from ciflows.networks.lipschitz import LipschitzNetwork
 from ciflows.noise import Noise
+from ciflows.precision import float32_products
 
 ROWS = 2**12
 
@@ -188,6 +189,7 @@ def lipschitz(flow: Flow, x: Tensor, context: Tensor | None = None, seed: int | 
 
 
 @torch.no_grad()
+@float32_products()
 def round_trip(flow: Flow, x: Tensor, context: Tensor | None = None, seed: int | None = 0) -> RoundTrip:
     """How exactly points x (rows, shape) come back from the noise side, with every u held fixed.
 
@@ -208,6 +210,7 @@ def round_trip(flow: Flow, x: Tensor, context: Tensor | None = None, seed: int |
 
 
 @torch.no_grad()
+@float32_products()
 def reconstruction_error(flow: Flow, x: Tensor, seed: int = 0) -> float:
     """The largest |x' - x| of a pixel of images x (n, C, H, W) that go to the noise and come back as x'.
 
@@ -321,6 +324,7 @@ def paper_log_prob(
 
 
 @torch.no_grad()
+@float32_products()
 def draws_curve(
     flow: Flow,
     x: Tensor,
@@ -422,8 +426,9 @@ def _at_draw(
     """The bijection that a layer is at a draw of u, and the context that makes it so."""
     given = context if layer.context_shape is not None else None
     if isinstance(layer, Indexed):
-        u = layer.posterior.draw((len(x),), join(x, given), noise)
-        return layer.family, join(u, given)
+        dims = len(layer.shape)
+        u = layer.posterior.draw((len(x),), join(x, given, dims), noise)
+        return layer.family, join(u, given, dims)
     if isinstance(layer, Bijection):
         return layer, given
     raise ValueError(

@@ -97,7 +97,8 @@ class RunningEstimate:
     def result(self) -> Estimate:
         m = self.samples
         total, squares, logs = self._sums
-        effective = total.square() / squares
+        # where no draw has any weight all have the same, and the density is 0 without an error
+        effective = torch.where(total > 0, total.square() / squares, m)
         if m > 1:
             variance = (1 / effective - 1 / m).clamp(min=0) * m / (m - 1)
         else:

@@ -167,7 +167,8 @@ class CIFDensity(DensityMixin, BaseEstimator):
         schema, config = run.schema, run.config
         if schema is None or schema.given:
             raise UserError(f"{path}: the run is no density of a table's rows alone.")
-        kinds = {"architecture": config.architecture, "training": config.training.model_dump()}
+        training = config.training.model_dump(exclude={"steps", "max_minutes"})
+        kinds = {"architecture": config.architecture, "training": training}
         settings = {
             f"{kind}.{key}": value for kind, part in kinds.items() for key, value in part.items()
         }

@@ -80,7 +80,10 @@ class Flow(Density):
 
     @torch.no_grad()
     def initialise(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> None:
-        """Let every layer set what depends on data from a first batch (*, shape)."""
+        """Let the layers set what depends on data from a first batch (*, shape), each in its turn.
+
+        Those inside other ones, such as an index's family, keep what they have.
+        """
         check_shape(x, self.shape, "Flow")
         if x.numel() == 0:
             raise ValueError("Flow: a batch without rows gives it no start.")
@@ -184,8 +187,10 @@ class Flow(Density):
             )
         noise = noise or Noise.seeded(seed, x.device)
         leading = x.shape[: x.ndim - len(self.shape)]
-        rows = x.reshape(-1, *self.shape)
         self._check_context(context)
+        if not leading.numel():
+            return Estimate(*(x.new_empty(leading) for _ in Estimate._fields))
+        rows = x.reshape(-1, *self.shape)
         if context is not None and self.context_shape is not None:
             context = context.expand(*leading, *self.context_shape).reshape(-1, *self.context_shape)
         with prepared(self):
@@ -198,6 +203,7 @@ class Flow(Density):
         return Estimate(*(column.reshape(leading) for column in result))
 
     @torch.no_grad()
+    @float32_products()
     def sample(
         self,
         n: int,
@@ -344,9 +350,10 @@ class Flow(Density):
                 late = int((~small).sum())
                 small = torch.ones_like(small)
             ready = pending[small]
-            fresh = self._estimate_some(rows, ready, samples, context, noise.from_draw(max_samples))
-            for column, values in zip(result, fresh, strict=True):
-                column[ready] = values
+            if len(ready):
+                fresh = self._estimate_some(rows, ready, samples, context, noise.from_draw(max_samples))
+                for column, values in zip(result, fresh, strict=True):
+                    column[ready] = values
             pending, samples = pending[~small], min(2 * samples, max_samples)
         if late:
             warnings.warn(

@@ -106,7 +106,12 @@ class _Tape(Noise):
         return _Tape(self.generator, self.given)
 
     def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        numbers = self.waiting.pop(0) if self.waiting else super().normal(shape, like)
+        return self._keep(self.waiting.pop(0) if self.waiting else super().normal(shape, like))
+
+    def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        return self._keep(self.waiting.pop(0) if self.waiting else super().uniform(shape, like))
+
+    def _keep(self, numbers: Tensor) -> Tensor:
         self.given.append(numbers)
         return numbers
 

@@ -382,7 +382,8 @@ def _train(flow: Flow, config: RunConfig, dataset: Dataset, monitor: RunMonitor)
         monitor=monitor,
     )
     if outcome.validation == -math.inf:
-        raise UserError(f"{folder}: training came to nothing: {outcome.early}.")
+        why = outcome.early or "no validation had a finite likelihood"
+        raise UserError(f"{folder}: training came to nothing: {why}.")
     if start is not None and start.validation > outcome.validation:
         flow.load_state_dict(start.state)
         outcome = outcome._replace(validation=start.validation)

@@ -68,13 +68,15 @@ def score_data(
     with GrowingTable(out) as table:
         pieces, hidden = _pieces(run, data, console), not console.is_terminal
         shown = track(pieces, "scoring", console=console, transient=True, disable=hidden)
-        for index, rows in enumerate(shown):
+        for index, rows in enumerate(rows for rows in shown if len(rows.x)):
             part = _estimate(run, rows, samples, std_error, max_samples, seed + index)
             running.add(part)
             columns = {name: getattr(part, name) for name in SCORES}
             if run.images:
                 columns["bits_per_dim"] = bits_per_dim(part.log_prob, size)
             table.add(columns)
+        if not running.points:
+            raise UserError(f"{data}: no rows to score.")
     summary = running.result()
     return summary, bits_per_dim(summary.log_prob, size) if run.images else None
 

@@ -145,7 +145,7 @@ def _begin(chunk: pl.DataFrame, settings: TableSettings) -> dict[str, _Facts]:
         check_names(list(getattr(settings, what) or ()), known, f"--{what}")
     special = [*settings.given, *([settings.weights] if settings.weights else [])]
     check_names(special, known, "--weights")
-    chosen = settings.columns or [name for name in known if name not in settings.exclude]
+    chosen = [name for name in settings.columns or known if name not in settings.exclude]
     names = [name for name in known if name in (*chosen, *special)]
     dates = [f"{name} ({chunk.schema[name]})" for name in names if chunk.schema[name].is_temporal()]
     if dates:

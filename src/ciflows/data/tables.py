@@ -236,7 +236,9 @@ def _scan(path: Path, suffix: str, size: int) -> Iterator[pl.DataFrame]:
     if suffix in (".csv", ".tsv"):
         separator = "," if suffix == ".csv" else "\t"
         with path.open(encoding="utf-8-sig", newline="") as text:
-            named = _first_row(text, separator)[1]
+            first, named = _first_row(text, separator)
+        if named:
+            _check_distinct(first)
         frame = pl.scan_csv(
             path, separator=separator, has_header=named, infer_schema_length=None, glob=False
         )
@@ -307,6 +309,12 @@ def _array_frame(array: np.ndarray) -> pl.DataFrame:
     return pl.DataFrame(array.astype(kind), schema=own_names(array.shape[1]), orient="row")
 
 
+def _check_distinct(names: Sequence[str]) -> None:
+    twice = [name for name, n in Counter(names).items() if n > 1]
+    if twice:
+        raise UserError(f"column names that occur more than once: {', '.join(twice)}.")
+
+
 def _read_csv(
     content: bytes, separator: str, columns: Sequence[str] | None
 ) -> tuple[pl.DataFrame, bool]:
@@ -315,10 +323,9 @@ def _read_csv(
     text = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")
     first, named = _first_row(text, separator)
     frame = pl.read_csv(content, separator=separator, has_header=named, infer_schema_length=None)
-    twice = [name for name, n in Counter(first).items() if n > 1 and name in (columns or first)]
-    if named and twice:
-        raise UserError(f"column names that occur more than once: {', '.join(twice)}.")
-    if not named:
+    if named:
+        _check_distinct([name for name in first if name in (columns or first)])
+    else:
         frame.columns = own_names(frame.width)
     return frame, named
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from ciflows.kernels.plain import plain_gradients
 
 BLOCK = 1500
 
@@ -63,10 +64,11 @@ class _SiluChain(torch.autograd.Function):
         return torch.cat(results, dim=1)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), (stack, *saved) = grads, ctx.saved_tensors
         count = len(ctx.needs_input_grad) - 1
+        if torch.is_grad_enabled():
+            return plain_gradients(_plain_silu_chain, [stack, *saved[:count]], grads)
         (weights, shifts), kept = _halves(saved[:count]), iter(saved[count:])
         turned, first = [_by_columns(weight) for weight in weights], _by_columns(weights[0].mT)
         by_weights, by_shifts = _halves([torch.zeros_like(part) for part in saved[:count]])
@@ -92,6 +94,15 @@ class _SiluChain(torch.autograd.Function):
             if by_stack is not None:
                 by_stack[:, some] = part.whole
         return by_stack, *by_weights, *by_shifts
+
+
+def _plain_silu_chain(stack: Tensor, *maps: Tensor) -> Tensor:
+    for weight, shift in zip(*_halves(maps), strict=True):
+        y, tangents = stack[:1], stack[1:]
+        s = torch.sigmoid(y)
+        active = torch.cat([y * s, tangents * (s * (1 + y * (1 - s)))]) @ weight.mT
+        stack = torch.cat([active[:1] + shift, active[1:]])
+    return stack
 
 
 class _Stack:
@@ -227,13 +238,16 @@ class _TanhChain(torch.autograd.Function):
             twice = torch.addmm(bias[:, None], weight, inputs[-1], alpha=2, beta=2)
             # tanh(h) = 2 σ(2h) - 1, since torch's own takes four times as long
             inputs.append(twice.sigmoid_().mul_(2).sub_(1))
-        ctx.save_for_backward(*weights, *inputs)
+        ctx.save_for_backward(x, *maps, *inputs)
         return torch.addmm(biases[-1][:, None], weights[-1], inputs[-1]).mT.contiguous()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        weights, inputs = _halves(ctx.saved_tensors)
+        count = len(ctx.needs_input_grad)
+        given, inputs = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        if torch.is_grad_enabled():
+            return plain_gradients(_plain_tanh_chain, given, grads)
+        weights, _ = _halves(given[1:])
         grad = grads[0].mT
         by_weights: list[Tensor] = []
         by_biases: list[Tensor] = []
@@ -244,3 +258,10 @@ class _TanhChain(torch.autograd.Function):
                 grad = torch.ops.aten.tanh_backward(weights[index].mT @ grad, inputs[index])
         by_x = (weights[0].mT @ grad).mT if ctx.needs_input_grad[0] else None
         return by_x, *by_weights, *by_biases
+
+
+def _plain_tanh_chain(x: Tensor, *maps: Tensor) -> Tensor:
+    weights, biases = _halves(maps)
+    for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
+        x = torch.tanh(x @ weight.mT + bias)
+    return x @ weights[-1].mT + biases[-1]

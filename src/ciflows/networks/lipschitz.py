@@ -6,7 +6,7 @@ directions v, at the price of one more row in each matrix product for each direc
     h ← W a(h) + b          T ← W (a'(h) ⊙ T)
 
 With the identity as directions this is the whole Jacobian, exactly, without automatic differentiation;
-and being made of ordinary operations it can be differentiated again.
+and it can be differentiated again.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ciflows import kernels
 from ciflows.groups import grouped
 from ciflows.kernels.cpu import silu_chain
+from ciflows.kernels.plain import plain_gradients
 from ciflows.layers import Shape
 
 SCALE = 1 / 1.1  # the largest slope of x σ(βx), for every β, is below 1.1
@@ -56,8 +56,7 @@ class LipSwish(torch.autograd.Function):
         bh = beta * h
         s = torch.sigmoid(bh)
         value = h * s * SCALE
-        ctx.bias_shape = bias.shape
-        ctx.save_for_backward(stack, bh, s, beta)
+        ctx.save_for_backward(stack, bias, beta, bh, s)
         if len(stack) == 1:
             return value[None]
         return torch.cat([value[None], stack[1:] * _slope(bh, s)])
@@ -65,7 +64,10 @@ class LipSwish(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         (grad,) = grads
-        stack, bh, s, beta = ctx.saved_tensors
+        stack, bias, beta, bh, s = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for a derivative of this one, as functions of what was given
+            bh = beta * (stack[0] + bias)
+            s = torch.sigmoid(bh)
         slope = _slope(bh, s)
         ds = torch.addcmul(s, s, s, value=-1)
         grad_h = grad[0] * slope
@@ -77,7 +79,7 @@ class LipSwish(torch.autograd.Function):
             grad_h = torch.addcmul(grad_h, bend, beta * SCALE)
             by_beta = torch.addcmul(by_beta, bend, beta)
             grad_stack = torch.cat([grad_h[None], grad[1:] * slope])
-        grad_bias = grad_h.sum_to_size(ctx.bias_shape)
+        grad_bias = grad_h.sum_to_size(bias.shape)
         grad_beta = torch.dot(by_beta.flatten(), bh.flatten()) * SCALE / beta.square()
         return grad_stack, grad_bias, grad_beta
 
@@ -171,17 +173,17 @@ class ScaledWeights(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, factors: Tensor, bound: float, *parts: Tensor) -> tuple[Tensor, ...]:
-        maps = [parts[start : start + 3] for start in range(0, len(parts), 3)]
-        norms = torch.stack([torch.dot(u, torch.mv(weight, v)) for weight, u, v in maps])
+        weights, norms = _scaled(factors, bound, *parts)
         ctx.bound = bound
         ctx.save_for_backward(factors, norms, *parts)
-        scales = factors * (bound / norms.clamp(min=bound))
-        return tuple(weight * scale for (weight, _, _), scale in zip(maps, scales, strict=True))
+        return weights
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         factors, norms, *parts = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            inputs = [factors, ctx.bound, *parts]
+            return plain_gradients(lambda *given: _scaled(*given)[0], inputs, grads)
         shares = ctx.bound / norms.clamp(min=ctx.bound)
         dots = torch.stack(
             [
@@ -195,6 +197,15 @@ class ScaledWeights(torch.autograd.Function):
         by_weights = [torch.addr(g, u, v, beta=beta, alpha=alpha) for g, u, v, beta, alpha in numbers]
         by_parts = itertools.chain(*((by_weight, None, None) for by_weight in by_weights))
         return dots * shares, None, *by_parts
+
+
+def _scaled(factors: Tensor, bound: float, *parts: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    """The weights that `ScaledWeights` gives, and the norms that they had (n,)."""
+    maps = [parts[start : start + 3] for start in range(0, len(parts), 3)]
+    norms = torch.stack([torch.dot(u, torch.mv(weight, v)) for weight, u, v in maps])
+    scales = factors * (bound / norms.clamp(min=bound))
+    weights = tuple(weight * scale for (weight, _, _), scale in zip(maps, scales, strict=True))
+    return weights, norms
 
 
 @torch.no_grad()

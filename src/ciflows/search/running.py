@@ -56,7 +56,8 @@ def run_search(
     _check_folder(folder)
     find_device(device)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    fingerprint = load_dataset(plan.config(plan.choices[0]).data, say=say).fingerprint
+    config = plan.config(plan.choices[0])
+    fingerprint = load_dataset(config.data, say=say, table=config.table).fingerprint
     folder.mkdir(parents=True, exist_ok=True)
     search = Search(plan, folder, seeds, fingerprint)
     worker = Worker(search, device, console)

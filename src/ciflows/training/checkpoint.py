@@ -20,6 +20,10 @@ from ciflows.files import write_bytes
 KEPT = 2
 
 
+class DamagedError(UserError):
+    """A file that can be read, but does not hold what was written."""
+
+
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write tensors with plain facts about them, and a checksum of both."""
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -30,15 +34,17 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `save_tensors` wrote; a damaged file is named in a `UserError`."""
+    """Read what `save_tensors` wrote; `DamagedError` where the file holds something else."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             note = json.loads((file.metadata() or {}).get("ciflows", "{}"))
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, ValueError) as error:
+        raise DamagedError(f"{path} is damaged: {error}.") from None
+    except OSError as error:
         raise UserError(f"{path} cannot be read: {error}.") from None
     if note.get("sha256") != _checksum(tensors, note.get("facts", "")):
-        raise UserError(f"{path} is damaged: its checksum does not match its content.")
+        raise DamagedError(f"{path} is damaged: its checksum does not match its content.")
     return tensors, json.loads(note["facts"])
 
 
@@ -75,7 +81,7 @@ class Checkpoints:
         while paths:
             try:
                 return load_tensors(paths[-1])
-            except UserError as error:
+            except DamagedError as error:
                 paths.pop().unlink()
                 then = f"Falling back to {paths[-1].name}." if paths else "Training starts anew."
                 self.say(f"{error} {then}")
