@@ -186,6 +186,17 @@ def test_experiment_without_a_grid_is_only_repeated(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "trials").exists()
 
 
+def test_a_table_is_taken_as_the_experiment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = "\n".join(f"{i % 7},{i % 5}.5" for i in range(40))
+    Path("people.csv").write_text(f"age,mass\n,1.5\n{rows}\n")
+    text = TINY.replace("on.two-uniforms", 'on."people.csv"') + '[table]\nmissing = "drop"\n'
+    result = run_search(plan_search(experiment(tmp_path, "{}", text)), tmp_path / "out", seeds=1)
+    assert len(result.seeds) == 1
+
+
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
 def test_sampler_tries_so_many_and_none_twice(sampler: str, tmp_path: Path) -> None:
     grid = "{ learning_rate = [1e-4, 1e-3, 1e-2], hidden = [[8], [4]], clip = [1.0] }"

@@ -235,10 +235,8 @@ def _there_and_back(layer: Layer, x: Tensor, noise: Noise) -> tuple[Tensor, Call
         channels = layer.noise_shape[0]
         z, leaving = x[:, :channels], x[:, channels:]
         return z, lambda z: torch.cat([z, leaving], dim=1)
-    if isinstance(layer, Indexed):
-        u = layer.posterior.draw((len(x),), x, noise)
-        return layer.family.encode(x, u, noise)[0], lambda z: layer.family.decode(z, u)
-    return layer.encode(x, noise=noise)[0], layer.decode
+    bijection, given = _at_draw(layer, x, None, noise)
+    return bijection.encode(x, given, noise)[0], lambda z: bijection.decode(z, given)
 
 
 @torch.no_grad()
