@@ -180,7 +180,7 @@ def test_a_size_grows_alone(model: str, growth: object) -> None:
 
 
 def test_wrong_words_are_told(command: Callable[..., str], tmp_path: Path) -> None:
-    assert "No case has nonsense" in command("bench", "--no-peers", "--only", "nonsense", code=1)
+    assert "No case has nonsense" in command("bench", "--only", "nonsense", code=1)
     assert "There is no device" in command("bench", "--device", "tpu", code=1)
     assert "There is no file" in command("bench", "--show", "none.json", code=1)
     (tmp_path / "odd.json").write_text("{}")

@@ -141,6 +141,9 @@ def test_loads_the_run_of_a_table(tmp_path: Path) -> None:
     ciflows.fit(frame, out=tmp_path / "given", given=["age"], steps=3, layers=1)
     with pytest.raises(UserError, match="rows alone"):
         CIFDensity.load(tmp_path / "given")
+    ciflows.fit(frame.assign(city=["Oslo", "Rome"] * (len(frame) // 2)), out=tmp_path / "words", steps=3)
+    with pytest.raises(UserError, match=r"columns of words.*city"):
+        CIFDensity.load(tmp_path / "words")
 
 
 def test_the_package_does_not_need_scikit_learn() -> None:

@@ -326,6 +326,12 @@ def test_a_density_of_zero_has_no_error() -> None:
     assert effective_samples.tolist() == [2, 2]
 
 
+@pytest.mark.parametrize("std_error", [0.0, -1.0, math.nan])
+def test_a_tolerance_that_cannot_be_met_is_refused(std_error: float) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        cif().estimate(torch.zeros(1, 2).double(), std_error=std_error)
+
+
 def test_rows_and_draws_in_chunks_are_all_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     x = cif().sample(10, seed=0)
     whole = cif().estimate(x, samples=500, seed=0)

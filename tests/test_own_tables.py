@@ -16,11 +16,13 @@ import torch
 import ciflows
 from ciflows.columns import Cells
 from ciflows.comparing import report_runs
-from ciflows.data import PLAIN_TABLE, Schema, TableSettings, as_frame
+from ciflows.data import PLAIN_TABLE, Schema, TableSettings, as_frame, load_dataset
+from ciflows.data.schema import Column
 from ciflows.data.survey import survey_table
 from ciflows.errors import UserError
 from ciflows.flow import Flow
 from ciflows.report import own_tables
+from ciflows.scoring import _value
 from ciflows.table_flow import column_layers
 
 ROWS = 2000
@@ -88,6 +90,17 @@ def test_every_kind_of_column_is_found() -> None:
     assert columns["visits"].dequantised
 
 
+def test_a_bound_is_only_believed_where_the_data_come_near_it() -> None:
+    generator = np.random.default_rng(0)
+    frame = pl.DataFrame(
+        {"pay": generator.exponential(10, 500), "percent": 100 * generator.beta(2, 2, 500)}
+    )
+    found = {column.name: (column.low, column.high) for column in schema_of(frame).columns}
+    assert found == {"pay": (0, None), "percent": (0, 100)}
+    switched_off = schema_of(frame, bounds={"pay": ":", "percent": "0:"}).columns
+    assert [(column.low, column.high) for column in switched_off] == [(None, None), (0, None)]
+
+
 def test_a_schema_survives_json() -> None:
     schema = schema_of(mixed(), bounds={"visits": ":9000"}, given=["city"])
     assert Schema.model_validate_json(schema.model_dump_json()) == schema
@@ -105,6 +118,8 @@ def test_a_schema_survives_json() -> None:
         ({"bounds": {"share": "0-1"}}, "write them as LOW:HIGH"),
         ({"bounds": {"share": "1:0"}}, "write them as LOW:HIGH"),
         ({"bounds": {"city": "0:1"}}, "the column is categorical"),
+        ({"columns": ["share"], "exclude": ["share"]}, "no column is left to model"),
+        ({"weights": "income", "given": ["income"]}, "both a weight and given"),
         ({"given": mixed().columns}, "no column is left to model"),
     ],
 )
@@ -133,6 +148,25 @@ def test_dates_names_and_lists_are_refused_with_a_hint() -> None:
         schema_of(pl.DataFrame({"l": [[1, 2], [3]]}))
 
 
+def test_dates_and_gaps_in_a_file_are_found_however_they_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "people.csv"
+    path.write_text("born\n" + "2024-01-02\n2023-05-06\n" * 20)
+    with pytest.raises(UserError, match=r"dates have no density.*born"):
+        load_dataset(str(path))
+    path.write_text("age\n" + "3\nNA\n5\n" * 20)
+    with pytest.raises(UserError, match=r"missing.*age \(20\)"):
+        load_dataset(str(path))
+    path.write_text("a;b\n" + "3;4\n" * 20)
+    with pytest.raises(UserError, match="semicolons"):
+        load_dataset(str(path))
+
+
+def test_options_of_tables_are_refused_for_other_data(tmp_path: Path) -> None:
+    for name in ("annulus", str(tmp_path)):
+        with pytest.raises(UserError, match="tables in files"):
+            load_dataset(name, table=TableSettings.model_validate({"given": ["x1"]}))
+
+
 def test_missing_values_are_named_and_counted_or_dropped() -> None:
     frame = pl.DataFrame({"a": [1.5, None, math.nan, *range(20)], "b": [None, "u", *("v" * 21)]})
     with pytest.raises(UserError, match=r"missing or infinite values in a \(2\), b \(1\)\. .*drop"):
@@ -142,6 +176,18 @@ def test_missing_values_are_named_and_counted_or_dropped() -> None:
     assert survey.rows == 20
     assert said[0].startswith("Left out 3 of 23 rows")
     assert schema_of(frame.select("b").drop_nulls()).names == ("b",)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"), [("integer", "2.0", 2), ("real", "2", 2.0), ("integer", "-1", -1)]
+)
+def test_a_value_that_is_given_has_its_column_s_type(kind: str, text: str, value: float) -> None:
+    column = Column.model_validate({"name": "kids", "kind": kind, "dtype": "Int64"})
+    made = _value(column, text)
+    assert (made, type(made)) == (value, type(value))
+    for wrong in ("a", "1e999", "2.5") if kind == "integer" else ("a",):
+        with pytest.raises(UserError, match=f"kids={wrong}: expected a .*number"):
+            _value(column, wrong)
 
 
 def test_constants_are_set_aside_and_given_back() -> None:
@@ -180,7 +226,7 @@ def test_another_table_is_checked_against_the_schema() -> None:
     extra = frame.with_columns(pl.lit(None).alias("gap")).select(reversed([*frame.columns, "gap"]))
     assert torch.equal(schema.encode(extra).x, schema.encode(frame).x)
     for bad, words in (
-        (frame.drop("kids", "city"), "lacks the column city, kids"),
+        (frame.drop("kids", "city"), "lacks the columns city, kids"),
         (frame.with_columns(city=pl.lit("Ulm")), "city has values that were not there in training: Ulm"),
         (
             frame.with_columns(kids=pl.lit("two")),
@@ -383,6 +429,9 @@ def test_fit_score_and_sample_from_the_command_line(tmp_path: Path, command: Cal
     assert scores.columns == ["log_prob", "std_error", "effective_samples"]
     assert len(scores) == 300
     command("sample", "run", "-n", "4", "--given", "city=Rome", "--out", "new.csv")
+    assert "no column 'town'" in command(
+        "sample", "run", "--given", "town=Rome", "--out", "z.csv", code=1
+    )
     new = pl.read_csv(tmp_path / "new.csv")
     assert new.columns == ["city", "height", "kids", "share", "income", "visits", "unit"]
     assert new["city"].to_list() == ["Rome"] * 4

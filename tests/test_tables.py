@@ -205,7 +205,7 @@ def test_only_the_chosen_columns_matter(suffix: str, tmp_path: Path) -> None:
     assert table.columns == ("b", "a")
     assert table.values.tolist() == [[3, 1], [4, 2]]
     assert refusal(path, ["a", "gap"]) == "missing or infinite values in gap (1)."
-    assert refusal(path, ["c", "a", "d"]) == "lacks the column c, d; it has name, a, gap, b."
+    assert refusal(path, ["c", "a", "d"]) == "lacks the columns c, d; it has name, a, gap, b."
 
 
 def test_only_a_chosen_column_must_be_named_once(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-console = Console()
+console = Console(emoji=False)
 
 ConfigOption = Annotated[
     list[str] | None,
@@ -682,5 +682,5 @@ def main() -> None:
 
 def _fail(message: str) -> None:
     text = f"[red]Error:[/red] {escape(message)}"
-    Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+    Console(stderr=True, emoji=False).print(text, highlight=False, soft_wrap=True)
     sys.exit(1)

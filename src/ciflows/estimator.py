@@ -167,6 +167,9 @@ class CIFDensity(DensityMixin, BaseEstimator):
         schema, config = run.schema, run.config
         if schema is None or schema.given:
             raise UserError(f"{path}: the run is no density of a table's rows alone.")
+        words = [column.name for column in schema.columns if column.dtype in ("String", "Enum")]
+        if words:
+            raise UserError(f"{path}: columns of words are not for arrays: {', '.join(words)}.")
         training = config.training.model_dump(exclude={"steps", "max_minutes"})
         kinds = {"architecture": config.architecture, "training": training}
         settings = {

@@ -171,6 +171,8 @@ class Flow(Density):
                 not depend on the others.
         """
         _check_samples(min(samples, max_samples))
+        if std_error is not None and not std_error > 0:
+            raise ValueError(f"Flow: a standard error to reach must be above 0; got {std_error}.")
         check_shape(x, self.shape, "Flow")
         if x.dtype != self.dtype:
             raise ValueError(f"Flow: its weights are {self.dtype}, the points {x.dtype}: convert one.")

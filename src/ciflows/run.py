@@ -188,7 +188,8 @@ def fit(
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(
-            f"{folder} exists already: choose another --out, or 'ciflows fit --resume {folder}'."
+            f"{folder} exists already: choose another --out"
+            + (f", or 'ciflows fit --resume {folder}'." if folder.is_dir() else ".")
         )
     where = find_device(device)
     console = console or Console(quiet=True)

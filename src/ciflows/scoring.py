@@ -26,6 +26,7 @@ from ciflows.data import (
     write_frame,
     write_table,
 )
+from ciflows.data.schema import Column, check_names
 from ciflows.data.tables import GrowingTable, check_output, errors_of, read_chunks
 from ciflows.errors import UserError
 from ciflows.estimate import Estimate, RunningSummary, Summary
@@ -134,14 +135,26 @@ def _given_table(run: Run, given: str) -> pl.DataFrame:
     pairs = [word.partition("=") for word in given.split(",")]
     columns = {} if run.schema is None else {column.name: column for column in run.schema.given}
     row = {name: value for name, _, value in pairs}
+    if not columns:  # the run itself says that nothing can be given
+        return pl.DataFrame({name: [text] for name, text in row.items()})
+    check_names(list(row), list(columns), "--given")
+    return pl.DataFrame({name: [_value(columns[name], text)] for name, text in row.items()})
+
+
+def _value(column: Column, text: str) -> str | float | int:
+    """A column's value from how it was written."""
+    if column.categories:
+        return text
     try:
-        numbers = {
-            name: [value if name not in columns or columns[name].categories else float(value)]
-            for name, value in row.items()
-        }
-    except ValueError:
-        raise UserError(f"--given {given}: write it as COLUMN=VALUE,COLUMN=VALUE.") from None
-    return pl.DataFrame(numbers)
+        number = float(text)
+        if column.kind != "integer":
+            return number
+        if number == int(number):
+            return int(number)
+    except (ValueError, OverflowError):
+        pass
+    kind = "a whole number" if column.kind == "integer" else "a number"
+    raise UserError(f"--given {column.name}={text}: expected {kind}.")
 
 
 def _write_images(path: Path, images: Tensor, levels: int) -> None:

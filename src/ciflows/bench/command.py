@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ciflows.bench.measure import BenchSettings, run_bench
+from ciflows.bench.measure import BenchSettings, chosen_cases, run_bench
 from ciflows.bench.results import Result
 from ciflows.bench.tables import to_markdown, update_document
 from ciflows.devices import find_device
@@ -25,6 +25,7 @@ def bench(
 ) -> Result:
     """Run the benchmark under a progress bar, with an environment for the peers if they are wanted."""
     find_device(settings.device)
+    chosen_cases(settings)
     if settings.authors is not None and not (settings.authors / "config").is_dir():
         raise UserError(f"{settings.authors} is not a checkout of the authors' code.")
     if peers:

@@ -105,6 +105,15 @@ class BenchSettings(Settings):
     )
 
 
+def chosen_cases(settings: BenchSettings) -> list[Case]:
+    only = settings.only
+    cases = [case for case in CASES if not only or any(word in case.name for word in only)]
+    if not cases:
+        names = "; ".join(case.name for case in CASES)
+        raise UserError(f"No case has {' or '.join(only)} in its name: {names}.")
+    return cases
+
+
 def run_bench(
     path: Path, settings: BenchSettings, progress: Progress = lambda what, done: None
 ) -> Result:
@@ -115,12 +124,8 @@ def run_bench(
         settings: What is measured, and how.
         progress: Hears what is measured now, and how much of the whole is done.
     """
-    only = settings.only
-    cases = [case for case in CASES if not only or any(word in case.name for word in only)]
-    if not cases:
-        names = "; ".join(case.name for case in CASES)
-        raise UserError(f"No case has {' or '.join(only)} in its name: {names}.")
-    steps = _growing() if settings.growth and not only else []
+    cases = chosen_cases(settings)
+    steps = _growing() if settings.growth and not settings.only else []
     total = len(cases) + len(steps)
     result = Result(machine=_machine(settings), points=POINTS, rows=[], growth=[], notes=[])
     for index, case in enumerate(cases):

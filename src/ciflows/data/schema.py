@@ -262,7 +262,8 @@ def check_columns(frame: pl.DataFrame, names: Sequence[str]) -> None:
     """Refuse a table that lacks some columns."""
     missing = [name for name in names if name not in frame.columns]
     if missing:
-        raise UserError(f"lacks the column {', '.join(missing)}; it has {', '.join(frame.columns)}.")
+        columns = f"column{'s' * (len(missing) > 1)} {', '.join(missing)}"
+        raise UserError(f"lacks the {columns}; it has {', '.join(frame.columns)}.")
 
 
 def check_gaps(frame: pl.DataFrame, names: Sequence[str]) -> None:

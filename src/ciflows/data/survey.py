@@ -36,6 +36,7 @@ WIDEST = 2**22  # integers that spread wider still are as good as real numbers
 SAMPLE = 50_000  # rows from which bounds, middles and spreads are found
 NATURAL_BOUNDS: tuple[Bounds, ...] = ((0.0, None), (0.0, 1.0), (0.0, 100.0), (-1.0, 1.0))
 FEW_VALUES = 12  # numbers with a point of which there are no more, each often, are categories
+NEAR = 0.9  # share of the way to a second bound that the data have to go
 LEAST_GAIN = 0.01  # nats a row by which a bound or a tail has to help before it is believed
 TAILS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
 
@@ -145,8 +146,12 @@ def _begin(chunk: pl.DataFrame, settings: TableSettings) -> dict[str, _Facts]:
         check_names(list(getattr(settings, what) or ()), known, f"--{what}")
     special = [*settings.given, *([settings.weights] if settings.weights else [])]
     check_names(special, known, "--weights")
+    if settings.weights in settings.given:
+        raise UserError(f"{settings.weights} cannot be both a weight and given.")
     chosen = [name for name in settings.columns or known if name not in settings.exclude]
     names = [name for name in known if name in (*chosen, *special)]
+    if not names:
+        raise UserError("no column is left to model.")
     dates = [f"{name} ({chunk.schema[name]})" for name in names if chunk.schema[name].is_temporal()]
     if dates:
         raise UserError(
@@ -276,7 +281,7 @@ def _number(name: str, fact: _Facts, values: NDArray[Any], rows: int, settings: 
         found = _few_levels(name, fact, rows, (low, high))
         if found is not None:
             return found
-    if (low, high) == (None, None):
+    if name not in settings.bounds:
         low, high = _natural_bounds(values + 0.5 * fact.whole, fact)
     if fact.whole and fact.high - fact.low <= WIDEST and name not in settings.given:
         offset, scale = float(np.median(values).round()), 1.0
@@ -340,11 +345,10 @@ def _natural_bounds(values: Array, fact: _Facts) -> Bounds:
     best_fit = choose_tail((values - middle) / spread)[1] - np.log(spread) + LEAST_GAIN
     for low, high in NATURAL_BOUNDS:
         assert low is not None
-        if fact.low < low or (high is not None and fact.high > high):
-            continue
-        fit = _bounded_fit(values, low, high)
+        reached = high is None or low + NEAR * (high - low) <= fact.high <= high
+        fit = _bounded_fit(values, low, high) if fact.low >= low and reached else -math.inf
         if fit > best_fit:
-            best, best_fit = (low, high), fit
+            best, best_fit = (low, high), fit + LEAST_GAIN
     return best
 
 

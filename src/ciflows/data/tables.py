@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ciflows.data.schema import check_columns
 from ciflows.errors import UserError
 from ciflows.files import atomic_path
 
@@ -46,6 +47,11 @@ IN_WORDS = {
 
 
 CHUNK = 50_000
+AS_READ: dict[str, Any] = {
+    "infer_schema_length": None,
+    "try_parse_dates": True,
+    "null_values": ["", "NA", "N/A", "null", "NULL"],
+}
 LARGE = 2**24  # bytes: larger files are read piece by piece
 
 # A polars or pandas data frame, an array (rows, columns), a tensor, columns by name, or a file's path.
@@ -239,9 +245,7 @@ def _scan(path: Path, suffix: str, size: int) -> Iterator[pl.DataFrame]:
             first, named = _first_row(text, separator)
         if named:
             _check_distinct(first)
-        frame = pl.scan_csv(
-            path, separator=separator, has_header=named, infer_schema_length=None, glob=False
-        )
+        frame = pl.scan_csv(path, separator=separator, has_header=named, glob=False, **AS_READ)
         if not named:
             names = own_names(len(frame.collect_schema()))
             frame = frame.rename(dict(zip(frame.collect_schema().names(), names, strict=True)))
@@ -322,7 +326,9 @@ def _read_csv(
 
     text = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")
     first, named = _first_row(text, separator)
-    frame = pl.read_csv(content, separator=separator, has_header=named, infer_schema_length=None)
+    frame = pl.read_csv(content, separator=separator, has_header=named, **AS_READ)
+    if len(first) == 1 and ";" in first[0]:
+        raise UserError("its values seem to stand between semicolons: write it with commas.")
     if named:
         _check_distinct([name for name in first if name in (columns or first)])
     else:
@@ -347,9 +353,7 @@ def _select(frame: pl.DataFrame, named: bool, columns: Sequence[str]) -> pl.Data
     if not named and frame.width != len(columns):
         wanted = f"{len(columns)} columns: {', '.join(columns)}"
         raise UserError(f"has {frame.width} columns without names; expected {wanted}.")
-    missing = [name for name in columns if name not in frame.columns]
-    if missing:
-        raise UserError(f"lacks the column {', '.join(missing)}; it has {', '.join(frame.columns)}.")
+    check_columns(frame, columns)
     return frame.select(columns)
 
 

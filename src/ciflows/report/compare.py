@@ -53,7 +53,7 @@ def compare_picture(
         grids: What `density_grids` gave for these entries, where it has been called already.
     """
     if not entries or not all(in_plane(entry.dataset) for entry in entries):
-        raise UserError("A picture of densities needs at least one run, on data with two features.")
+        raise UserError("A picture of densities needs runs on data with two features, one at least.")
     rows: dict[str, Row] = {}
     for entry, grid in zip(entries, grids or density_grids(entries, seed), strict=True):
         assert grid is not None

@@ -124,7 +124,7 @@ def _run_worker(search: Search, device: str, workers: int) -> None:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
     # What went wrong here goes wrong in the parent too, which takes up what is left and tells it.
     with suppress(Exception, KeyboardInterrupt):
-        Worker(search, device, Console(), alone=False).work()
+        Worker(search, device, Console(emoji=False), alone=False).work()
 
 
 def _end_with_parent() -> None:
