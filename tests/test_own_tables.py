@@ -332,6 +332,7 @@ def test_a_run_in_memory_can_be_saved_and_loaded(tmp_path: Path) -> None:
     del run
     assert not folder.exists()
     assert torch.equal(kept.log_prob(frame, seed=0), expected)
+    assert kept.estimate(frame[:5], std_error=0.2, seed=0).std_error.max() < 0.4
     assert len(kept.dataset().train) == 160
     with pytest.raises(UserError, match="exists already"):
         kept.save(tmp_path / "run")

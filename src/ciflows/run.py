@@ -96,17 +96,34 @@ class Run:
         """What the columns are, where it was trained on a table of one's own."""
         return _read_schema(self.about)
 
-    def estimate(self, x: TableLike, samples: int = 100, seed: int | None = None) -> Estimate:
+    def estimate(
+        self,
+        x: TableLike,
+        samples: int = 100,
+        seed: int | None = None,
+        *,
+        std_error: float | None = None,
+        max_samples: int = 10_000,
+    ) -> Estimate:
         """`Flow.estimate` of the trained flow.
 
         Arguments:
             x: Points (rows, shape) as a flow takes them; or a table with the columns of training, be it
                 a data frame, an array or a file's path, and then likelihoods are in its units.
-            samples: Draws for each point.
+            samples: Draws for each point, where no tolerance is given.
             seed: Seed of the draws.
+            std_error: Draw until each point's standard error is about this.
+            max_samples: The most draws for one point then.
         """
         rows = self.rows(x)
-        return self.flow.estimate(rows.x, samples, context=rows.context, seed=seed)
+        return self.flow.estimate(
+            rows.x,
+            samples,
+            std_error=std_error,
+            max_samples=max_samples,
+            context=rows.context,
+            seed=seed,
+        )
 
     def log_prob(self, x: TableLike, samples: int = 100, seed: int | None = None) -> Tensor:
         """Only log p(x) of what `estimate` gives: (rows,)."""
