@@ -206,6 +206,10 @@ def _deep(folder: Path) -> None:
     Image.fromarray(np.full((4, 4), 300, np.uint16)).save(folder / "other.png")
 
 
+def _clear(folder: Path) -> None:
+    Image.fromarray(np.full((4, 4, 4), 200, np.uint8)).save(folder / "other.png")
+
+
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
@@ -213,6 +217,7 @@ def _deep(folder: Path) -> None:
         (_text, "other.png: damaged, cut short or not an image"),
         (_cut, "000.png: damaged, cut short or not an image"),
         (_deep, "other.png: expected 8 bits"),
+        (_clear, "other.png: some of its pixels are transparent"),
     ],
 )
 def test_bad_folders_are_refused(harm: Callable[[Path], None], message: str, tmp_path: Path) -> None:

@@ -101,6 +101,13 @@ def test_a_bound_is_only_believed_where_the_data_come_near_it() -> None:
     assert [(column.low, column.high) for column in switched_off] == [(None, None), (0, None)]
 
 
+@pytest.mark.parametrize("unit", [1e35, 1e-35])
+def test_units_that_codes_cannot_hold_are_refused(unit: float) -> None:
+    frame = pl.DataFrame({"x": unit * np.random.default_rng(0).normal(size=50)})
+    with pytest.raises(UserError, match=r"x goes from .* another unit"):
+        schema_of(frame)
+
+
 def test_a_schema_survives_json() -> None:
     schema = schema_of(mixed(), bounds={"visits": ":9000"}, given=["city"])
     assert Schema.model_validate_json(schema.model_dump_json()) == schema

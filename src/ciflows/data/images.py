@@ -104,7 +104,10 @@ def _read_image(path: Path) -> Pixels:
 
     with reading(path, "an image"), Image.open(path) as image:
         mode = image.mode
+        clear = "A" in image.getbands() and np.asarray(image.getchannel("A")).min() < 255
         pixels = np.asarray(image.convert("L" if mode in GREY else "RGB"))
+    if clear:
+        raise UserError(f"{path}: some of its pixels are transparent: put it on a background first.")
     if mode not in EIGHT_BITS:
         raise UserError(f"{path}: expected 8 bits for each pixel and colour; got the mode {mode}.")
     return pixels

@@ -36,6 +36,7 @@ WIDEST = 2**22  # integers that spread wider still are as good as real numbers
 SAMPLE = 50_000  # rows from which bounds, middles and spreads are found
 NATURAL_BOUNDS: tuple[Bounds, ...] = ((0.0, None), (0.0, 1.0), (0.0, 100.0), (-1.0, 1.0))
 FEW_VALUES = 12  # numbers with a point of which there are no more, each often, are categories
+LARGEST = 1e30  # codes are in single precision
 NEAR = 0.9  # share of the way to a second bound that the data have to go
 LEAST_GAIN = 0.01  # nats a row by which a bound or a tail has to help before it is believed
 TAILS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -275,6 +276,11 @@ def _number(name: str, fact: _Facts, values: NDArray[Any], rows: int, settings: 
     if (low is not None and fact.low < low) or (high is not None and fact.high > high):
         raise UserError(
             f"--bounds {name}={settings.bounds[name]}: its values go from {fact.low:g} to {fact.high:g}."
+        )
+    if max(-fact.low, fact.high) > LARGEST or fact.high - fact.low < 1 / LARGEST:
+        raise UserError(
+            f"{name} goes from {fact.low:g} to {fact.high:g}, beyond what its codes can hold: "
+            "give it another unit."
         )
     values = values.astype(np.float64)
     if fact.whole and name not in settings.given:
