@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from ciflows import Flow, Indexed, build_model
-from ciflows.densities import Density
+from ciflows.gaussian_mixture import GaussianMixture
 from ciflows.layers import Layer
 from ciflows.networks import MaskedResidualNet
 from ciflows.networks.masked import padded_maps
@@ -143,31 +143,10 @@ def test_dreg_holds_q_fixed_where_its_weights_were_made_for_all_networks_at_once
             assert_close(value, plain)
 
 
-class TwoSided(Density):
-    """A draw of ±N(1, e²): one that needs numbers of two kinds."""
-
-    def __init__(self) -> None:
-        super().__init__((1,), (2,))
-        self.log_scale = torch.nn.Parameter(torch.zeros(()))
-
-    def log_weight(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
-        sides = torch.stack([x - 1, x + 1]) / self.log_scale.exp()
-        return (torch.logsumexp(-sides.square() / 2, 0) - self.log_scale).squeeze(-1)
-
-    def draw(
-        self,
-        leading: torch.Size | tuple[int, ...],
-        context: Tensor | None = None,
-        noise: Noise | None = None,
-    ) -> Tensor:
-        assert noise is not None
-        side = torch.where(noise.uniform((*leading, 1), self.log_scale) < 0.5, -1.0, 1.0)
-        return side + self.log_scale.exp() * noise.normal((*leading, 1), self.log_scale)
-
-
 def test_the_path_of_a_draw_is_that_of_the_same_draw() -> None:
     paths = _PathNoise(torch.Generator().manual_seed(0))
-    u, _ = paths.posterior(TwoSided().double(), torch.Size((50,)), torch.zeros(50, 2).double())
+    q = generic(GaussianMixture(3, 1))  # which draws numbers of two kinds
+    u, _ = paths.posterior(q, torch.Size((50,)), torch.zeros(50, 2).double())
     assert torch.equal(u, paths.drawn[0])
 
 

@@ -16,6 +16,7 @@ from ciflows.data import load_dataset, read_chunks, tables
 from ciflows.data.tables import GrowingTable
 from ciflows.errors import UserError
 from ciflows.estimate import Estimate, RunningSummary, summarise
+from ciflows.run import Run
 from test_tables import SUFFIXES, WRITERS
 
 ROWS = 1000
@@ -91,11 +92,11 @@ def test_scores_of_pieces_are_those_of_the_whole(
     monkeypatch.setattr(tables, "LARGE", 0)
     monkeypatch.setattr(scoring, "ROWS", 64)
     seen: list[int] = []
-    estimate = scoring._estimate
+    estimate = Run.estimate
     monkeypatch.setattr(
-        scoring,
-        "_estimate",
-        lambda run, rows, *rest: seen.append(len(rows)) or estimate(run, rows, *rest),
+        Run,
+        "estimate",
+        lambda run, x, *rest, **named: seen.append(len(x)) or estimate(run, x, *rest, **named),
     )
     text = command("score", "run", "data.parquet", "--out", "scores.csv")
     assert f"over {ROWS} rows" in text

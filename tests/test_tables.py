@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -13,10 +12,12 @@ import torch
 from rich.console import Console
 
 from ciflows import scoring
+from ciflows.config import resolve
 from ciflows.data import load_dataset, read_table, write_table
 from ciflows.data.tables import check_output
 from ciflows.errors import UserError
 from ciflows.models import build_model
+from ciflows.run import Run
 
 
 def _save_npz(path: Path, frame: pl.DataFrame) -> None:
@@ -300,10 +301,10 @@ def test_nine_rows_are_too_few(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     """What every folder loads to: an untrained model of the columns b and a."""
     flow = build_model("cif-resflow", features=2, layers=1, hidden=[8]).eval()
-    run = SimpleNamespace(flow=flow, about={"columns": ["b", "a"]}, images=False, schema=None)
+    run = Run(Path("run"), resolve("annulus", "cif-resflow"), flow, {"columns": ["b", "a"]}, {}, [])
     monkeypatch.setattr(scoring, "load_run", lambda folder, device: run)
     return run
 
@@ -327,7 +328,7 @@ def test_scores_depend_on_the_runs_columns_alone(tmp_path: Path) -> None:
     assert not np.allclose(score(tmp_path, plain), score(tmp_path, swapped))
 
 
-def test_a_built_in_set_must_have_as_many_columns(run: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_built_in_set_must_have_as_many_columns(run: Run, tmp_path: Path) -> None:
     assert len(score(tmp_path, "annulus", samples=1)) == 5000
     run.about["columns"].append("c")
     with pytest.raises(UserError, match=r"annulus has 2 columns; .* trained on 3: b, a, c\."):

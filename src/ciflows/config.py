@@ -54,9 +54,7 @@ class RunConfig(Settings):
     def from_toml(cls, text: str, where: str) -> RunConfig:
         """Read back what `to_toml` wrote; nothing may be missing, so that no default slips in."""
         values = _check_keys(parse_toml(text, where), where)
-        config = resolve(**{key: values[key] for key in NAMES if key in values}, layers=[values])
-        # as it was written: what a name means here and now must not change what a run was trained on
-        config = config.model_copy(update={"data": values.get("data", "")})
+        config = _lay_over(**{key: values[key] for key in NAMES if key in values}, layers=[values])
         if parse_toml(config.to_toml(), where) != values:
             raise UserError(f"{where} is damaged, or was written by another version of ciflows.")
         return config
@@ -153,8 +151,20 @@ def resolve(
     """Lay configurations over each other, the last one on top, and check the whole.
 
     A table inside [architecture] that bears a model's name counts for that model alone, and one inside
-    [on] that bears a data set's name for that data set alone.
+    [on] that bears a data set's name for that data set alone. A file is named by its whole path.
     """
+    config = _lay_over(data, model, seed, layers)
+    if is_built_in(data) or not Path(data).exists():
+        return config
+    return config.model_copy(update={"data": str(Path(data).resolve())})
+
+
+def _lay_over(
+    data: str = "",
+    model: str = "",
+    seed: int = 0,
+    layers: Sequence[Mapping[str, Any]] = (),
+) -> RunConfig:
     suited = get_model(model)
     merged: dict[str, dict[str, Any]] = {
         "architecture": {},
@@ -176,9 +186,8 @@ def resolve(
         )
     evaluation = parse_settings(EvaluationSettings, merged["evaluation"], "evaluation")
     table = parse_settings(TableSettings, merged["table"], "table")
-    address = data if is_built_in(data) or not Path(data).exists() else str(Path(data).resolve())
     whole = {
-        **{"data": address, "model": model, "seed": seed, "architecture": architecture.model_dump()},
+        **{"data": data, "model": model, "seed": seed, "architecture": architecture.model_dump()},
         **{"training": training, "evaluation": evaluation, "table": table},
     }
     return parse_settings(RunConfig, whole, "run")

@@ -167,7 +167,7 @@ class CIFDensity(DensityMixin, BaseEstimator):
         schema, config = run.schema, run.config
         if schema is None or schema.given:
             raise UserError(f"{path}: the run is no density of a table's rows alone.")
-        words = [column.name for column in schema.columns if column.dtype in ("String", "Enum")]
+        words = [c.name for c in schema.columns if any(isinstance(v, str) for v in c.categories or ())]
         if words:
             raise UserError(f"{path}: columns of words are not for arrays: {', '.join(words)}.")
         training = config.training.model_dump(exclude={"steps", "max_minutes"})

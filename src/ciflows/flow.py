@@ -306,7 +306,7 @@ class Flow(Density):
     def _chunks(self, rows: Tensor, context: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield rows and their context, some at a time."""
         step = _rows_at_once(self.shape, rows.device)
-        for start in range(0, max(1, len(rows)), step):
+        for start in range(0, len(rows), step):
             some = slice(start, start + step)
             yield rows[some], None if context is None else context[some]
 

@@ -98,7 +98,7 @@ class Run:
 
     def estimate(
         self,
-        x: TableLike,
+        x: TableLike | Rows,
         samples: int = 100,
         seed: int | None = None,
         *,
@@ -109,13 +109,14 @@ class Run:
 
         Arguments:
             x: Points (rows, shape) as a flow takes them; or a table with the columns of training, be it
-                a data frame, an array or a file's path, and then likelihoods are in its units.
+                a data frame, an array or a file's path, and then likelihoods are in its units; or what
+                `rows` made of one.
             samples: Draws for each point, where no tolerance is given.
             seed: Seed of the draws.
             std_error: Draw until each point's standard error is about this.
             max_samples: The most draws for one point then.
         """
-        rows = self.rows(x)
+        rows = x.to(self.flow.device, self.flow.dtype) if isinstance(x, Rows) else self.rows(x)
         return self.flow.estimate(
             rows.x,
             samples,

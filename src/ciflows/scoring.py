@@ -29,7 +29,7 @@ from ciflows.data import (
 from ciflows.data.schema import Column, check_names
 from ciflows.data.tables import GrowingTable, check_output, errors_of, read_chunks
 from ciflows.errors import UserError
-from ciflows.estimate import Estimate, RunningSummary, Summary
+from ciflows.estimate import RunningSummary, Summary
 from ciflows.files import write_bytes
 from ciflows.images import bits_per_dim, image_grid, png
 from ciflows.rows import Rows
@@ -70,7 +70,9 @@ def score_data(
         pieces, hidden = _pieces(run, data, console), not console.is_terminal
         shown = track(pieces, "scoring", console=console, transient=True, disable=hidden)
         for index, rows in enumerate(rows for rows in shown if len(rows.x)):
-            part = _estimate(run, rows, samples, std_error, max_samples, seed + index)
+            part = run.estimate(
+                rows, samples, seed + index, std_error=std_error, max_samples=max_samples
+            )
             running.add(part)
             columns = {name: getattr(part, name) for name in SCORES}
             if run.images:
@@ -80,20 +82,6 @@ def score_data(
             raise UserError(f"{data}: no rows to score.")
     summary = running.result()
     return summary, bits_per_dim(summary.log_prob, size) if run.images else None
-
-
-def _estimate(
-    run: Run, rows: Rows, samples: int, std_error: float | None, max_samples: int, seed: int
-) -> Estimate:
-    rows = rows.to(run.flow.device, run.flow.dtype)
-    return run.flow.estimate(
-        rows.x,
-        samples,
-        std_error=std_error,
-        max_samples=max_samples,
-        context=rows.context,
-        seed=seed,
-    )
 
 
 def sample_data(

@@ -25,7 +25,7 @@ def bench(
 ) -> Result:
     """Run the benchmark under a progress bar, with an environment for the peers if they are wanted."""
     find_device(settings.device)
-    chosen_cases(settings)
+    chosen_cases(settings)  # refused before an environment is made
     if settings.authors is not None and not (settings.authors / "config").is_dir():
         raise UserError(f"{settings.authors} is not a checkout of the authors' code.")
     if peers:

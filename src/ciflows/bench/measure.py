@@ -106,6 +106,7 @@ class BenchSettings(Settings):
 
 
 def chosen_cases(settings: BenchSettings) -> list[Case]:
+    """The cases whose names have one of the words that were given; refused where none has."""
     only = settings.only
     cases = [case for case in CASES if not only or any(word in case.name for word in only)]
     if not cases:

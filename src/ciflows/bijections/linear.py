@@ -74,7 +74,7 @@ class LULinear(Bijection):
 
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
         product: Tensor | None = self.__dict__.get("given")
-        product = lu_products([self])[self] if product is None else product
+        product = torch.matmul(*_factors([self]))[0] if product is None else product
         return F.linear(x, product, self.bias), self.log_diagonal.sum().expand(x.shape[:-1])
 
     def _decode(self, z: Tensor, context: Tensor | None, noise: Noise) -> Tensor:

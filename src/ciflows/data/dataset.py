@@ -144,8 +144,7 @@ def load_dataset(
         >>> load_dataset("two-uniforms").train.shape
         torch.Size([10000, 2])
     """
-    built_in = name in SYNTHETIC or name in BENCHMARKS
-    if (built_in or Path(name).is_dir()) and table not in (None, PLAIN_TABLE):
+    if (is_built_in(name) or Path(name).is_dir()) and table not in (None, PLAIN_TABLE):
         raise UserError(f"{name}: columns, bounds, weights and the like are for tables in files.")
     if name in SYNTHETIC:
         truth = SYNTHETIC[name]

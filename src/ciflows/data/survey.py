@@ -351,8 +351,9 @@ def _natural_bounds(values: Array, fact: _Facts) -> Bounds:
     best_fit = choose_tail((values - middle) / spread)[1] - np.log(spread) + LEAST_GAIN
     for low, high in NATURAL_BOUNDS:
         assert low is not None
-        reached = high is None or low + NEAR * (high - low) <= fact.high <= high
-        fit = _bounded_fit(values, low, high) if fact.low >= low and reached else -math.inf
+        if fact.low < low or not (high is None or low + NEAR * (high - low) <= fact.high <= high):
+            continue
+        fit = _bounded_fit(values, low, high)
         if fit > best_fit:
             best, best_fit = (low, high), fit + LEAST_GAIN
     return best

@@ -242,9 +242,7 @@ def _scan(path: Path, suffix: str, size: int) -> Iterator[pl.DataFrame]:
     if suffix in (".csv", ".tsv"):
         separator = "," if suffix == ".csv" else "\t"
         with path.open(encoding="utf-8-sig", newline="") as text:
-            first, named = _first_row(text, separator)
-        if named:
-            _check_distinct(first)
+            named = _has_header(text, separator)
         frame = pl.scan_csv(path, separator=separator, has_header=named, glob=False, **AS_READ)
         if not named:
             names = own_names(len(frame.collect_schema()))
@@ -254,10 +252,24 @@ def _scan(path: Path, suffix: str, size: int) -> Iterator[pl.DataFrame]:
     yield from frame.collect_batches(chunk_size=size, maintain_order=True, lazy=True)
 
 
-def _first_row(text: Iterable[str], separator: str) -> tuple[list[str], bool]:
-    """The first row of a file of text that is not empty, and whether it names the columns."""
+def _has_header(text: Iterable[str], separator: str, columns: Sequence[str] | None = None) -> bool:
+    """Whether the first row of a text that is not empty names the columns; refused where it is none.
+
+    Arguments:
+        text: The lines of the file.
+        separator: What stands between values.
+        columns: The columns that are wanted, where not all of them are.
+    """
     first = next((row for row in csv.reader(text, delimiter=separator) if row), [])
-    return first, not all(_is_number(name) for name in first if name)
+    if len(first) == 1 and ";" in first[0]:
+        raise UserError("its values seem to stand between semicolons: write it with commas.")
+    if all(_is_number(name) for name in first if name):
+        return False
+    counts = Counter(name for name in first if name in (columns or first))
+    twice = [name for name, n in counts.items() if n > 1]
+    if twice:
+        raise UserError(f"column names that occur more than once: {', '.join(twice)}.")
+    return True
 
 
 def _check_input(path: Path, suffix: str) -> None:
@@ -313,25 +325,15 @@ def _array_frame(array: np.ndarray) -> pl.DataFrame:
     return pl.DataFrame(array.astype(kind), schema=own_names(array.shape[1]), orient="row")
 
 
-def _check_distinct(names: Sequence[str]) -> None:
-    twice = [name for name, n in Counter(names).items() if n > 1]
-    if twice:
-        raise UserError(f"column names that occur more than once: {', '.join(twice)}.")
-
-
 def _read_csv(
     content: bytes, separator: str, columns: Sequence[str] | None
 ) -> tuple[pl.DataFrame, bool]:
     import polars as pl
 
     text = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")
-    first, named = _first_row(text, separator)
+    named = _has_header(text, separator, columns)
     frame = pl.read_csv(content, separator=separator, has_header=named, **AS_READ)
-    if len(first) == 1 and ";" in first[0]:
-        raise UserError("its values seem to stand between semicolons: write it with commas.")
-    if named:
-        _check_distinct([name for name in first if name in (columns or first)])
-    else:
+    if not named:
         frame.columns = own_names(frame.width)
     return frame, named
 

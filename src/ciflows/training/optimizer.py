@@ -114,8 +114,9 @@ class Optimizer:
 
     def spread(self) -> None:
         """Give each parameter memory of its own again, for a life without this optimiser."""
-        for p in self.parameters if self.row is not None else ():
-            p.data = p.detach().clone()
+        if self.row is not None:
+            for p in self.parameters:
+                p.data = p.detach().clone()
 
 
 class _Row:
