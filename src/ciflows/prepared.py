@@ -28,8 +28,10 @@ def prepared(module: nn.Module) -> Iterator[None]:
         yield
         return
 
+    parts = list(module.modules())
+
     def all_of(kind: type[M]) -> list[M]:
-        return [part for part in module.modules() if isinstance(part, kind)]
+        return [part for part in parts if isinstance(part, kind)]
 
     blocks = [network for network in all_of(LipschitzMLP) if network.fused]
     masked = [linear for network in all_of(MaskedMLP) for linear in network.shared]

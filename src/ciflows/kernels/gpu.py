@@ -33,6 +33,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from ciflows.kernels.ahead import launch
+
 SCALE: tl.constexpr = tl.constexpr(1 / 1.1)  # that of `networks.lipschitz.LipSwish`
 SLOTS = 16  # rows of one point in a tile, at most
 FEW_ROWS = 4096
@@ -515,7 +517,8 @@ def _sum(one: Tensor, other: Tensor) -> Tensor:
     columns = [part[0].numel() for part in (one, other)]
     total = one.new_empty(sum(columns))
     blocks = sum(triton.cdiv(size, SUMMED) for size in columns)
-    _sum_kernel[(blocks,)](one, other, total, len(one), len(other), *columns, R=64, C=SUMMED)
+    given = one, other, total, len(one), len(other), *columns
+    launch(_sum_kernel, (blocks,), *given, results=[total], R=64, C=SUMMED)
     return total
 
 
@@ -548,10 +551,11 @@ def _chain(
     biases, directions = biases.contiguous(), _with_dense_rows(directions)
     plan, (y, tangents, saved) = _outputs(x, directions, first, last, biases, save)
     with torch.cuda.device_of(x):
-        _forward_kernel[plan.grid](
+        launch(
+            _forward_kernel, plan.grid,
             x, directions, first, middle, last, biases, last_bias, beta, y, tangents, saved,
             len(x), len(directions), len(middle), directions.stride(0), directions.stride(1),
-            **plan.sizes, R=plan.points, S=plan.slots, SAVE=save,
+            results=[y, tangents], **plan.sizes, R=plan.points, S=plan.slots, SAVE=save,
             **_mode(plan.sizes, activation),
         )  # fmt: skip
     return y, tangents, saved
@@ -584,14 +588,17 @@ def _chain_backward(
     splits = min(SPLITS, triton.cdiv(plan.programs * plan.rows, CHUNK))
     middles = x.new_empty(splits, *middle.shape)
     with torch.cuda.device_of(x):
-        _backward_kernel[plan.grid](
+        launch(
+            _backward_kernel, plan.grid,
             grad_y, grad_t, x, directions, first, middle, last, beta, saved, grad_x, acts, grads, parts,
             len(x), len(directions), maps, directions.stride(0), directions.stride(1), *grad_t.stride(),
-            **plan.sizes, R=plan.points, S=plan.slots, **_mode(plan.sizes, activation),
+            results=[grad_x], **plan.sizes, R=plan.points, S=plan.slots,
+            **_mode(plan.sizes, activation),
         )  # fmt: skip
         sizes = {name: plan.sizes[name] for name in ("HIDDEN", "N", "B")}
-        _middle_kernel[(maps * sizes["N"] ** 2, splits)](
-            acts, grads, middles, plan.programs, maps, **sizes, M=plan.rows, C=CHUNK,
+        launch(
+            _middle_kernel, (maps * sizes["N"] ** 2, splits),
+            acts, grads, middles, plan.programs, maps, results=[], **sizes, M=plan.rows, C=CHUNK,
             PRECISION=_precision(),
         )  # fmt: skip
         return grad_x[0] if plan.groups == 1 else grad_x.sum(0), _sum(middles, parts)

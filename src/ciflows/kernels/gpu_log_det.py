@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ciflows.kernels.ahead import launch
+
 
 def log_det(matrix: Tensor) -> Tensor:
     """log|det A| (*) for A (d, *, d), rows first, all of whose leading minors are away from 0.
@@ -55,9 +57,10 @@ def _log_det(matrix: Tensor, save: bool) -> tuple[Tensor, Tensor]:
     logs, inverse = matrix.new_empty(n), matrix.new_empty((d, n, d) if save else 0)
     size = max(16, triton.next_power_of_2(d))
     with torch.cuda.device_of(matrix):
-        _kernel[(n,)](  # a warp that holds its matrix alone waits for no other one
-            matrix, logs, inverse, n, d, *matrix.stride(), D=size, SAVE=save, num_warps=1
-        )
+        launch(  # a warp that holds its matrix alone waits for no other one
+            _kernel, (n,), matrix, logs, inverse, n, d, *matrix.stride(),
+            results=[logs, inverse], D=size, SAVE=save, num_warps=1,
+        )  # fmt: skip
     return logs, inverse
 
 

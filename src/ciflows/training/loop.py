@@ -20,6 +20,7 @@ from torch import Tensor
 from ciflows.errors import UserError
 from ciflows.flow import Flow
 from ciflows.groups import grouped
+from ciflows.kernels.ahead import compiled_ahead
 from ciflows.networks import converge_norms
 from ciflows.noise import Noise
 from ciflows.rows import Rows
@@ -242,15 +243,12 @@ class _Training:
         """Validation log-likelihood of the weights as they are; the best are kept."""
         progress = self.progress
         self.flow.eval()
+        if progress.last == -math.inf and self.flow.device.type == "cuda" and len(self.flow.shape) == 1:
+            with compiled_ahead():
+                self._score()
         with self.step.averaged():
             converge_norms(self.flow)
-            estimate = self.flow.estimate(
-                self.validation.x,
-                self.settings.validation_samples,
-                context=self.validation.context,
-                seed=VALIDATION_SEED,
-            )
-            score = progress.last = self.validation.mean(estimate.log_prob).item()
+            score = progress.last = self._score()
             if score > progress.best or self.settings.keep == "last":
                 self.best = _copy(self.flow.state_dict())
         self.flow.train()
@@ -259,6 +257,12 @@ class _Training:
         else:
             progress.stale += 1
         return score
+
+    def _score(self) -> float:
+        """Mean log-likelihood of the validation points."""
+        points, samples = self.validation, self.settings.validation_samples
+        estimate = self.flow.estimate(points.x, samples, context=points.context, seed=VALIDATION_SEED)
+        return points.mean(estimate.log_prob).item()
 
     # -- state ---------------------------------------------------------------------------------------
 

@@ -47,7 +47,6 @@ class Optimizer:
     ) -> None:
         self.parameters = parameters
         self.weight_decay = weight_decay
-        device = parameters[0].device
         matrices = [p for p in parameters if muon and p.ndim == 2 and min(p.shape) >= LEAST_SIDE]
         self.matrices = grouped(matrices, lambda p: p.shape)
         self.momenta = [some[0].new_zeros(len(some), *some[0].shape) for some in self.matrices]
@@ -56,27 +55,15 @@ class Optimizer:
         alike = len({p.dtype for p in parameters}) == 1
         self.row = _Row(self.others, self.matrices) if in_a_row and alike and self.others else None
         adams = self.others if self.row is None else [self.row.others]
-        self.adam = torch.optim.AdamW(
-            [{"params": adams}],
-            lr=torch.tensor(rate, device=device),
-            weight_decay=weight_decay,
-            fused=True,
-            capturable=device.type == "cuda",
-        )
-        self.rate: Tensor = self.adam.param_groups[0]["lr"]
-        for p in adams:  # made here, not at the first step, so that they can be restored
-            self.adam.state[p] = {
-                "step": torch.zeros((), device=device),
-                "exp_avg": torch.zeros_like(p),
-                "exp_avg_sq": torch.zeros_like(p),
-            }
+        self.adam = _Adam(adams, weight_decay)
+        self.rate = torch.tensor(rate, device=parameters[0].device)
 
     def state(self) -> dict[str, Tensor]:
         """What a step changes beside the parameters, by name; the same names in a row and apart."""
         if self.row is None:
-            moments = [self.adam.state[p] for p in self.others]
+            moments = self.adam.moments
         else:
-            step, *rows = self.adam.state[self.row.others].values()
+            step, *rows = self.adam.moments[0].values()
             parts = zip(*(_cut(row, self.others) for row in rows), strict=True)
             moments = [{"step": step, "exp_avg": m, "exp_avg_sq": v} for m, v in parts]
         adam = {
@@ -101,7 +88,7 @@ class Optimizer:
             grads = [torch.stack([cast(Tensor, p.grad) for p in some]) for some in self.matrices]
         else:
             norm, grads = self.row.gather(clip), self.row.grads
-        self.adam.step()
+        self.adam.step(self.rate)
         for matrices, grad, momentum in zip(self.matrices, grads, self.momenta, strict=True):
             momentum.lerp_(grad, 1 - MOMENTUM)
             size = ADAM_SHARE * max(momentum.shape[1:]) ** 0.5
@@ -117,6 +104,36 @@ class Optimizer:
         if self.row is not None:
             for p in self.parameters:
                 p.data = p.detach().clone()
+
+
+class _Adam:
+    """Adam with the weights' decay apart from it: the kernel of `torch.optim.AdamW`, and its state.
+
+    (That class would first import the whole of torch's compiler, which takes longer than many steps.)
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], weight_decay: float) -> None:
+        self.parameters, self.weight_decay = parameters, weight_decay
+        self.moments = [
+            {
+                "step": torch.zeros((), device=p.device),
+                "exp_avg": torch.zeros_like(p, requires_grad=False),
+                "exp_avg_sq": torch.zeros_like(p, requires_grad=False),
+            }
+            for p in parameters
+        ]
+        self.alike = grouped(range(len(parameters)), lambda i: parameters[i].dtype)
+
+    def step(self, rate: Tensor) -> None:
+        for some in self.alike:
+            values: list[Tensor] = [self.parameters[i] for i in some]
+            grads = [cast(Tensor, p.grad) for p in values]
+            steps, means, squares = zip(*(self.moments[i].values() for i in some), strict=True)
+            torch._foreach_add_(steps, 1)
+            torch._fused_adamw_(
+                values, grads, means, squares, [], steps, lr=rate, beta1=0.9, beta2=0.999, eps=1e-8,
+                weight_decay=self.weight_decay, amsgrad=False, maximize=False,
+            )  # fmt: skip
 
 
 class _Row:

@@ -19,6 +19,7 @@ from ciflows.bijections.log_det import ELIMINATION_LIMIT
 from ciflows.concurrency import two_lines
 from ciflows.densities import Density
 from ciflows.flow import Flow
+from ciflows.kernels.ahead import compiled_ahead
 from ciflows.layers import Layer
 from ciflows.networks import ResNet, update_norms
 from ciflows.noise import Noise
@@ -173,10 +174,13 @@ class CapturedStep(Step):
             return
         parts = [part for part in self.flow.modules() if isinstance(part, Layer | Density)]
         pure = [(part, name) for part in parts for name in part.pure]
+        with compiled_ahead():
+            self._gradient()
+            compiled = [torch.compile(getattr(part, name)) for part, name in pure]
         plain = self._gradient()
         try:
-            for part, name in pure:  # those of one class and shape share what is compiled
-                part.__dict__[name] = torch.compile(getattr(part, name))
+            for (part, name), method in zip(pure, compiled, strict=True):
+                part.__dict__[name] = method  # those of one class and shape share what is compiled
             if not self._agrees(plain, self._gradient()):
                 warnings.warn("Compiled layers give another gradient: training without.", stacklevel=2)
                 _restore(pure)

@@ -1,0 +1,125 @@
+"""Kernels compiled ahead: each kind once, none started, and zero for results."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import ciflows
+from ciflows import kernels
+from ciflows.kernels.ahead import compiled_ahead, launch
+from ciflows.noise import Noise
+
+
+class Kernel:
+    """Stands for one of triton's: fills what it is given with ones, and remembers what was asked."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails = fails
+        self.compiled: list[tuple[tuple[Tensor | int, ...], dict[str, Any]]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda result, *rest, **options: result.fill_(1)
+
+    def warmup(self, *given: Tensor | int, grid: tuple[int, ...], **options: Any) -> None:
+        self.compiled.append((given, options))
+        if self.fails:
+            raise RuntimeError("out of registers")
+
+
+def start(kernel: Kernel, size: int = 3, **options: int) -> list[float]:
+    result = torch.full((2,), 7.0)
+    launch(kernel, (1,), result, size, results=[result], **options)
+    return result.tolist()
+
+
+def test_a_kernel_starts_where_nothing_is_compiled_ahead() -> None:
+    kernel = Kernel()
+    assert start(kernel) == [1, 1]
+    assert not kernel.compiled
+
+
+def test_each_kind_is_compiled_once_and_none_starts() -> None:
+    kernel = Kernel()
+    with compiled_ahead():
+        values = [start(kernel), start(kernel), start(kernel, 4), start(kernel, 4, R=64)]
+    assert values == [[0, 0]] * 4
+    kinds = [(given[1], options) for given, options in kernel.compiled]
+    assert sorted(kinds, key=str) == [(3, {}), (4, {"R": 64}), (4, {})]
+    assert start(kernel) == [1, 1]
+
+
+def test_what_does_not_compile_ahead_is_left_to_its_start() -> None:
+    with compiled_ahead():
+        start(Kernel(fails=True))
+
+
+def test_another_thread_goes_on_computing() -> None:
+    """A likelihood must not be zero because another model is being compiled."""
+    values: list[list[float]] = []
+    with compiled_ahead():
+        thread = threading.Thread(target=lambda: values.append(start(Kernel())))
+        thread.start()
+        thread.join()
+    assert values == [[1, 1]]
+
+
+def test_the_way_back_stays_in_the_thread() -> None:
+    kernel = Kernel()
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.square()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            grad = torch.ones_like(grads[0])
+            launch(kernel, (1,), grad, results=[grad])
+            return grad
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = torch.ones(2, device=device, requires_grad=True)
+    with compiled_ahead():
+        Square.apply(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [0, 0]
+    assert len(kernel.compiled) == 1
+
+
+@pytest.mark.skipif(
+    not kernels.INSTALLED or not torch.cuda.is_available(), reason="needs triton and CUDA"
+)
+def test_kernels_of_a_flow_are_ready_after_they_were_compiled_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from triton.runtime.jit import JITFunction
+
+    flow = ciflows.build_model("cif-resflow", features=2, layers=2, hidden=[24, 24], seed=0).cuda()
+    x = torch.randn(48, 2, device="cuda")
+
+    def loss() -> Tensor:
+        value = -flow.log_weight(x, noise=Noise.seeded(0, "cuda")).mean()
+        flow.zero_grad()
+        value.backward()
+        return value.detach()
+
+    compiled: list[str] = []
+    whole = JITFunction._do_compile
+
+    def compile_one(self: Any, *given: Any, **options: Any) -> Any:
+        compiled.append(self.__name__)
+        return whole(self, *given, **options)
+
+    monkeypatch.setattr(JITFunction, "_do_compile", compile_one)
+    with compiled_ahead():
+        loss()
+    ahead = len(compiled)
+    assert ahead
+    first = loss()
+    assert len(compiled) == ahead
+    torch.testing.assert_close(loss(), first)
