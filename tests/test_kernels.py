@@ -30,6 +30,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 if kernels.INSTALLED:
+    from ciflows.kernels import gpu
     from ciflows.kernels.gpu_log_det import log_det
 
 
@@ -88,6 +89,25 @@ def test_a_lipschitz_network_alone() -> None:
     plain, fused = network._plain(x[None], None), network._fused(x, None)
     assert fused[1].shape == (0, 20, 3)
     check(plain[:1], fused[:1], [x, *network.parameters()])
+
+
+@pytest.mark.parametrize(("features", "points"), [(2, 37), (6, 20), (17, 9)])
+def test_wide_tiles_where_no_gradient_is_wanted(
+    features: int, points: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"FEW_ROWS": 0, "MANY_ROWS": 0, "_has_wide_products": lambda x: True}.items():
+        monkeypatch.setattr(gpu, name, value)
+    torch.manual_seed(0)
+    network = LipschitzMLP(features, [32, 32, 32], last_std=0.5).to(DEVICE)
+    x = torch.randn(points, features, device=DEVICE)
+    directions = torch.eye(features, device=DEVICE)[:, None].expand(features, points, features)
+    plan = gpu.Plan.of(x, directions, *(network.linears[i].weight for i in (0, -1)), save=False)
+    assert plan.rows == 64
+    with torch.no_grad():
+        plain = network._plain(torch.cat([x[None], directions]), None)
+        fused = network._fused(x, directions)
+    for expected, value in zip(plain, fused, strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

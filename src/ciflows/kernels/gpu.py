@@ -38,6 +38,8 @@ from ciflows.kernels.ahead import launch
 SCALE: tl.constexpr = tl.constexpr(1 / 1.1)  # that of `networks.lipschitz.LipSwish`
 SLOTS = 16  # rows of one point in a tile, at most
 FEW_ROWS = 4096
+MANY_ROWS = 65_536
+HOPPER = 9  # the compute capability whose products of 64 rows and more are twice as quick
 PART = 64  # hidden units that are held together
 SPLITS = 16  # programs that share the sum over rows of one weight's gradient
 CHUNK = 64  # rows that are multiplied together in that sum
@@ -108,11 +110,12 @@ class Plan:
     sizes: dict[str, int]
 
     @staticmethod
-    def of(x: Tensor, directions: Tensor, first: Tensor, last: Tensor) -> Plan:
+    def of(x: Tensor, directions: Tensor, first: Tensor, last: Tensor, save: bool = True) -> Plan:
         n, k = len(x), len(directions)
         slots = min(SLOTS, triton.next_power_of_2(1 + k))
         groups = triton.cdiv(k, slots - 1) if k else 1
-        rows = max(slots, _tile_rows(n * slots * groups))
+        wide = k > 0 and not save and _has_wide_products(x)
+        rows = max(slots, _tile_rows(n * slots * groups, wide))
         true = {"HIDDEN": len(first), "INPUTS": first.shape[1], "OUTPUTS": len(last)}
         hidden, inputs, outputs = (max(16, triton.next_power_of_2(size)) for size in true.values())
         part = min(PART, hidden)
@@ -142,9 +145,18 @@ class Plan:
         return [middle, first, last, (maps + 1) * hidden, outputs, maps + 2]
 
 
-def _tile_rows(rows: int) -> int:
-    """Rows of a tile: where there are few, the fewest that products take, to keep all of a GPU busy."""
-    return 16 if rows <= FEW_ROWS else 32
+def _tile_rows(rows: int, wide: bool) -> int:
+    """Rows of a tile: where there are few, the fewest that products take, to keep all of a GPU busy.
+
+    Where there are very many, as many as wide products take, if those are to be had.
+    """
+    if rows <= FEW_ROWS:
+        return 16
+    return 64 if wide and rows > MANY_ROWS else 32
+
+
+def _has_wide_products(x: Tensor) -> bool:
+    return x.is_cuda and torch.cuda.get_device_capability(x.device)[0] == HOPPER
 
 
 # Were a single middle map known to the compiler, its loop would be none, and products that follow each
@@ -567,7 +579,7 @@ def _(x, directions, first, middle, last, biases, last_bias, beta, activation, s
 
 
 def _outputs(x, directions, first, last, biases, save):
-    plan = Plan.of(x, directions, first, last)
+    plan = Plan.of(x, directions, first, last, save)
     y, tangents = x.new_empty(len(x), len(last)), x.new_empty(len(directions), len(x), len(last))
     shape = (len(biases), plan.programs, plan.rows, plan.hidden) if save else (0,)
     return plan, (y, tangents, x.new_empty(shape))
