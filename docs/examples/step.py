@@ -56,6 +56,20 @@ def milliseconds(work: Callable[[], Tensor], repeats: int) -> float:
     return 1e3 * (time.perf_counter() - begun) / repeats
 
 
+def list_kernels(work: Callable[[], Tensor]) -> None:
+    """Count the kernels of one call; print those that take most of its time."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        work().sum().item()
+    kernels = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
+    times: dict[str, list[float]] = defaultdict(list)
+    for event in kernels:
+        times[event.name].append(event.device_time_total / 1e3)
+    total = sum(map(sum, times.values()))
+    print(f"{len(kernels)} kernels, {total:.2f} ms of them; those that take most:")
+    for name, each in sorted(times.items(), key=lambda pair: -sum(pair[1]))[:20]:
+        print(f"{sum(each):8.3f} ms in {len(each):4d}: {name[:80]}")
+
+
 begun = time.perf_counter()
 noise = Noise.seeded(0, device)
 if given.eager:
@@ -66,20 +80,17 @@ step(batch).item()
 first = time.perf_counter() - begun
 then = milliseconds(lambda: step(batch), given.steps)
 print(f"{type(step).__name__}: first step after {first:.1f} s, then {then:.2f} ms each")
+
 if given.kernels:
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        step(batch).item()
-    kernels = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
-    times: dict[str, list[float]] = defaultdict(list)
-    for event in kernels:
-        times[event.name].append(event.device_time_total / 1e3)
-    print(
-        f"{len(kernels)} kernels, {sum(map(sum, times.values())):.2f} ms of them; those that take most:"
-    )
-    for name, each in sorted(times.items(), key=lambda pair: -sum(pair[1]))[:20]:
-        print(f"{sum(each):8.3f} ms in {len(each):4d}: {name[:80]}")
+    list_kernels(lambda: step(batch))
 if given.draws:
     flow.eval()
     points = torch.randn(1000, *given.shape, device=device)
-    then = milliseconds(lambda: flow.log_prob(points, given.draws, seed=0), 5)
+
+    def likelihoods() -> Tensor:
+        return flow.log_prob(points, given.draws, seed=0)
+
+    then = milliseconds(likelihoods, 5)
     print(f"likelihoods of 1000 points, m = {given.draws}: {then:.1f} ms")
+    if given.kernels:
+        list_kernels(likelihoods)
