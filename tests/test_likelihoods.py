@@ -16,7 +16,7 @@ from scipy.stats import chi2
 from torch import Tensor
 from torch.testing import assert_close
 
-from ciflows import Flow, Indexed, build_model
+from ciflows import Flow, Indexed, build_model, diagnostics
 from ciflows.bijections import Standardise
 from ciflows.densities import StandardNormal
 from ciflows.estimate import RunningEstimate, summarise
@@ -491,21 +491,38 @@ def test_points_of_another_precision_are_refused_in_words() -> None:
         cif().estimate(torch.zeros(2, 2))
 
 
-def test_estimates_keep_all_bits_whatever_is_set() -> None:
+@pytest.mark.parametrize(
+    "evaluate",
+    [
+        lambda flow, x: flow.log_prob(x),
+        lambda flow, x: flow.sample(3),
+        diagnostics.lipschitz,
+        diagnostics.round_trip,
+        diagnostics.paper_log_prob,
+        diagnostics.draws_curve,
+    ],
+)
+def test_what_is_reported_has_all_bits_whatever_is_set(evaluate: Callable[[Flow, Tensor], Any]) -> None:
     """Torch may be set to multiply with fewer bits on a GPU; a likelihood is not to be had that way."""
     seen = []
 
     class Spy(Standardise):
         def _encode(self, *args: Any) -> Any:
-            seen.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
-            return super()._encode(*args)
+            return self._note(super()._encode(*args))
 
-    flow = Flow([Spy(torch.zeros(2), torch.ones(2))])
+        def _decode(self, *args: Any) -> Any:
+            return self._note(super()._decode(*args))
+
+        def _note(self, result: Any) -> Any:
+            seen.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
+            return result
+
+    flow = Flow([Spy(torch.zeros(2), torch.ones(2)), residual(2).float()]).eval()
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        flow.log_prob(torch.zeros(3, 2))
+        evaluate(flow, torch.zeros(3, 2))
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(before)
-    assert seen == [("highest", False)]
+    assert set(seen) == {("highest", False)}

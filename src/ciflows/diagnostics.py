@@ -157,6 +157,7 @@ def leaked_mass(
     return Share(share, math.sqrt(share * (1 - share) / n))
 
 
+@float32_products()
 def lipschitz(flow: Flow, x: Tensor, context: Tensor | None = None, seed: int | None = 0) -> Lipschitz:
     """Bi-Lipschitz constants seen at points x (rows, shape), from the Jacobians' singular values.
 
@@ -240,6 +241,7 @@ def _there_and_back(layer: Layer, x: Tensor, noise: Noise) -> tuple[Tensor, Call
 
 
 @torch.no_grad()
+@float32_products()
 def log_det_error(
     flow: Flow,
     x: Tensor,
@@ -288,6 +290,7 @@ def log_det_error(
 
 
 @torch.no_grad()
+@float32_products()
 def paper_log_prob(
     flow: Flow,
     x: Tensor,
