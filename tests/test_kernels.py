@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -92,22 +93,34 @@ def test_a_lipschitz_network_alone() -> None:
 
 
 @pytest.mark.parametrize(("features", "points"), [(2, 37), (6, 20), (17, 9)])
+@pytest.mark.parametrize("gradients", [False, True])
 def test_wide_tiles_where_no_gradient_is_wanted(
-    features: int, points: int, monkeypatch: pytest.MonkeyPatch
+    features: int, points: int, gradients: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And none where one is: the way back would take what was saved for tiles of another size."""
     for name, value in {"FEW_ROWS": 0, "MANY_ROWS": 0, "_has_wide_products": lambda x: True}.items():
         monkeypatch.setattr(gpu, name, value)
+    rows = []
+    launch = gpu.launch
+
+    def note(kernel: Any, grid: tuple[int, ...], *given: Any, **options: Any) -> None:
+        if "R" in options and "S" in options:
+            rows.append(options["R"] * options["S"])
+        launch(kernel, grid, *given, **options)
+
+    monkeypatch.setattr(gpu, "launch", note)
     torch.manual_seed(0)
     network = LipschitzMLP(features, [32, 32, 32], last_std=0.5).to(DEVICE)
-    x = torch.randn(points, features, device=DEVICE)
+    x = torch.randn(points, features, device=DEVICE, requires_grad=True)
     directions = torch.eye(features, device=DEVICE)[:, None].expand(features, points, features)
-    plan = gpu.Plan.of(x, directions, *(network.linears[i].weight for i in (0, -1)), save=False)
-    assert plan.rows == 64
-    with torch.no_grad():
+    with torch.set_grad_enabled(gradients):
         plain = network._plain(torch.cat([x[None], directions]), None)
         fused = network._fused(x, directions)
+    if gradients:
+        check(plain, fused, [x, *network.parameters()])
     for expected, value in zip(plain, fused, strict=True):
         torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
+    assert set(rows) == {32 if gradients else 64}
 
 
 @pytest.mark.parametrize(

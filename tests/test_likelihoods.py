@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from ciflows import Flow, Indexed, build_model, diagnostics
-from ciflows.bijections import Standardise
+from ciflows.bijections import Residual, Series, Standardise
 from ciflows.densities import StandardNormal
 from ciflows.estimate import RunningEstimate, summarise
+from ciflows.networks import LipschitzMLP
 from ciflows.noise import Noise, RowNoise
 from constructors import affine, generic, linear_gaussian_flow, normal, residual
 
@@ -498,6 +499,8 @@ def test_points_of_another_precision_are_refused_in_words() -> None:
         lambda flow, x: flow.sample(3),
         diagnostics.lipschitz,
         diagnostics.round_trip,
+        diagnostics.reconstruction_error,
+        diagnostics.log_det_error,
         diagnostics.paper_log_prob,
         diagnostics.draws_curve,
     ],
@@ -517,7 +520,8 @@ def test_what_is_reported_has_all_bits_whatever_is_set(evaluate: Callable[[Flow,
             seen.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
             return result
 
-    flow = Flow([Spy(torch.zeros(2), torch.ones(2)), residual(2).float()]).eval()
+    block = Residual(LipschitzMLP(2, [8]), Series(probes=4))
+    flow = Flow([Spy(torch.zeros(2), torch.ones(2)), block]).eval()
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:

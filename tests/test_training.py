@@ -7,6 +7,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -389,6 +390,31 @@ def test_checkpoint_of_another_model_is_refused(data: tuple[Tensor, Tensor], tmp
     fit_flow(small("resflow"), *data, QUICK.model_copy(update={"steps": 50}), checkpoints=checkpoints)
     with pytest.raises(UserError, match="another model"):
         fit_flow(small(), *data, QUICK, checkpoints=checkpoints)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_kernels_of_validation_are_compiled_ahead_once(
+    fails: bool, data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pass that does it changes nothing, even where it fails."""
+    straight = small()
+    fit_flow(straight, *data, QUICK)
+    ahead = []
+    whole = Flow.estimate
+
+    def estimate(self: Flow, *args: Any, **options: Any) -> Any:
+        ahead.append(not torch.autograd.is_multithreading_enabled())
+        if fails and ahead[-1]:
+            raise ValueError("zeros are refused here")
+        return whole(self, *args, **options)
+
+    monkeypatch.setattr(Flow, "estimate", estimate)
+    monkeypatch.setattr(Step, "has_kernels", True)
+    flow = small()
+    fit_flow(flow, *data, QUICK)
+    assert ahead == [True, False, False, False, False]
+    for name, value in straight.state_dict().items():
+        assert torch.equal(value, flow.state_dict()[name]), name
 
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

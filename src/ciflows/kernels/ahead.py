@@ -6,7 +6,7 @@ outside of Python, so that threads share it well.
 
 from __future__ import annotations
 
-__all__ = ["compiled_ahead", "launch"]
+__all__ = ["Compiler", "compiled_ahead", "launch"]
 
 from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -18,12 +18,17 @@ import torch
 from torch import Tensor
 
 
-class _Compiler:
+class Compiler:
     """Threads that compile; each kernel once for each kind of arguments."""
 
     def __init__(self) -> None:
         self.threads = ThreadPoolExecutor(thread_name_prefix="ciflows-compile")
         self.begun: dict[Hashable, Future[None]] = {}
+
+    @property
+    def used(self) -> bool:
+        """Whether there was anything to compile."""
+        return bool(self.begun)
 
     def add(self, kernel: Any, given: Sequence[Tensor | int], options: dict[str, Any]) -> None:
         key = kernel, *map(_kind, given), *options.items()
@@ -36,21 +41,21 @@ class _Compiler:
         self.threads.shutdown()
 
 
-_compiler: ContextVar[_Compiler | None] = ContextVar("compiler", default=None)
+_compiler: ContextVar[Compiler | None] = ContextVar("compiler", default=None)
 
 
 @contextmanager
-def compiled_ahead() -> Iterator[None]:
+def compiled_ahead() -> Iterator[Compiler]:
     """Have kernels compiled for a while, several at once, and start none; at the end all are ready.
 
-    What they would compute is zero meanwhile: what is computed here serves for its kernels alone. That
-    holds for this thread alone, so the way back stays in it too.
+    What they would compute is zero meanwhile: what is computed here serves for its kernels alone, and an
+    error in it may be due to those zeros. It holds for this thread alone, so the way back stays in it.
     """
-    compiler = _Compiler()
+    compiler = Compiler()
     token = _compiler.set(compiler)
     try:
         with torch.autograd.set_multithreading_enabled(False):
-            yield
+            yield compiler
     finally:
         _compiler.reset(token)
         compiler.finish()
@@ -65,7 +70,7 @@ def launch(
         kernel: The kernel.
         grid: How many programs, in up to three dimensions.
         given: Its arguments, a tensor first.
-        results: Those of them that it fills and that others read.
+        results: Those that it fills and that are read by more than other kernels started here.
         options: Its constants, and how it is to be compiled.
     """
     compiler = _compiler.get()
@@ -78,8 +83,10 @@ def launch(
 
 
 def _kind(given: Tensor | int) -> Hashable:
-    """What a kernel is compiled for: a number's value may matter, and where a tensor begins."""
-    return (given.dtype, given.data_ptr() % 16) if isinstance(given, Tensor) else given
+    """What triton tells apart: where a tensor lies; of a number if it is 1, even by 16, or large."""
+    if isinstance(given, Tensor):
+        return given.dtype, given.device, given.data_ptr() % 16
+    return given == 1, given % 16 == 0, given < 2**31
 
 
 def _compile(kernel: Any, given: Sequence[Any], options: dict[str, Any]) -> None:

@@ -37,9 +37,9 @@ from ciflows.kernels.ahead import launch
 
 SCALE: tl.constexpr = tl.constexpr(1 / 1.1)  # that of `networks.lipschitz.LipSwish`
 SLOTS = 16  # rows of one point in a tile, at most
-FEW_ROWS = 4096
-MANY_ROWS = 65_536
-HOPPER = 9  # the compute capability whose products of 64 rows and more are twice as quick
+FEW_ROWS = 4096  # up to here the smallest tiles keep more of a GPU busy
+MANY_ROWS = 65_536  # from here on the widest do
+HOPPER = 9  # the compute capability with products of 64 rows, twice as quick; others have not been tried
 PART = 64  # hidden units that are held together
 SPLITS = 16  # programs that share the sum over rows of one weight's gradient
 CHUNK = 64  # rows that are multiplied together in that sum
@@ -146,9 +146,10 @@ class Plan:
 
 
 def _tile_rows(rows: int, wide: bool) -> int:
-    """Rows of a tile: where there are few, the fewest that products take, to keep all of a GPU busy.
+    """Rows of a tile: where there are few, the fewest that products take; where very many, 64.
 
-    Where there are very many, as many as wide products take, if those are to be had.
+    Those are for a GPU that has products of so many, and for a way forth alone (`wide`): what is saved
+    for the way back has the tiles that suit it.
     """
     if rows <= FEW_ROWS:
         return 16

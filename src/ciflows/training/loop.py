@@ -11,6 +11,7 @@ __all__ = ["Outcome", "fit_flow"]
 
 import math
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 ROUND = 50
 MOST_ROLLBACKS = 6
 VALIDATION_SEED = 1
+COMPILED_FOR = 2**16  # validation points whose kernels are compiled ahead: more have the same
 
 
 class Outcome(NamedTuple):
@@ -123,6 +125,7 @@ class _Training:
         self.noise = Noise.seeded(seed, device)
         self.epoch, self.order = -1, torch.empty(0)
         self.started = 0.0
+        self.validated = False
         self.progress = _Progress()
         self.best = _copy(flow.state_dict())
 
@@ -243,12 +246,13 @@ class _Training:
         """Validation log-likelihood of the weights as they are; the best are kept."""
         progress = self.progress
         self.flow.eval()
-        if progress.last == -math.inf and self.flow.device.type == "cuda" and len(self.flow.shape) == 1:
-            with compiled_ahead():
-                self._score()
+        if not self.validated and self.step.has_kernels:
+            with compiled_ahead(), suppress(Exception):
+                self._score(self.validation[:COMPILED_FOR])
+        self.validated = True
         with self.step.averaged():
             converge_norms(self.flow)
-            score = progress.last = self._score()
+            score = progress.last = self._score(self.validation)
             if score > progress.best or self.settings.keep == "last":
                 self.best = _copy(self.flow.state_dict())
         self.flow.train()
@@ -258,9 +262,9 @@ class _Training:
             progress.stale += 1
         return score
 
-    def _score(self) -> float:
-        """Mean log-likelihood of the validation points."""
-        points, samples = self.validation, self.settings.validation_samples
+    def _score(self, points: Rows) -> float:
+        """Mean log-likelihood of points, with the draws that validation has."""
+        samples = self.settings.validation_samples
         estimate = self.flow.estimate(points.x, samples, context=points.context, seed=VALIDATION_SEED)
         return points.mean(estimate.log_prob).item()
 

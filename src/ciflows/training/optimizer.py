@@ -107,7 +107,7 @@ class Optimizer:
 
 
 class _Adam:
-    """Adam with the weights' decay apart from it: the kernel of `torch.optim.AdamW`, and its state.
+    """`torch.optim.AdamW` with its defaults, to the last bit: the kernel that it calls, and its state.
 
     (That class would first import the whole of torch's compiler, which takes longer than many steps.)
     """

@@ -8,7 +8,7 @@ import gc
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import torch
@@ -41,7 +41,12 @@ class Step:
         flow: The flow to train.
         settings: How it is trained.
         noise: Where its draws come from.
+
+    Attributes:
+        has_kernels: Whether some networks are known to be kernels of ours, which take time to compile.
     """
+
+    has_kernels = False
 
     def __init__(self, flow: Flow, settings: TrainingSettings, noise: Noise) -> None:
         self.flow = flow
@@ -174,9 +179,12 @@ class CapturedStep(Step):
             return
         parts = [part for part in self.flow.modules() if isinstance(part, Layer | Density)]
         pure = [(part, name) for part in parts for name in part.pure]
-        with compiled_ahead():
-            self._gradient()
+        with compiled_ahead() as compiler:
+            with suppress(Exception):  # what is really wrong will be told below
+                self._gradient()
+            # torch's compiler loads here, while kernels compile
             compiled = [torch.compile(getattr(part, name)) for part, name in pure]
+        self.has_kernels = compiler.used
         plain = self._gradient()
         try:
             for (part, name), method in zip(pure, compiled, strict=True):
