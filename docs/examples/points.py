@@ -9,6 +9,7 @@ from ciflows import build_model
 from ciflows.config import read_overrides, resolve
 from ciflows.data import SYNTHETIC, load_dataset
 from ciflows.devices import find_device
+from ciflows.estimate import summarise
 from ciflows.networks import converge_norms
 from ciflows.training import fit_flow
 
@@ -31,12 +32,12 @@ outcome = fit_flow(flow, train, data.validation, config.training, seed=given.see
 converge_norms(flow)
 samples, seed = config.evaluation.samples, config.evaluation.seed
 tested, trained = (
-    flow.log_prob(part.to(device, flow.dtype), samples, seed=seed).double()
+    summarise(flow.estimate(part.to(device, flow.dtype), samples, seed=seed), samples)
     for part in (data.test, train[:10_000])
 )
-error = tested.std() / len(tested) ** 0.5
 print(
     f"{given.data}, {given.points} points, seed {given.seed}, {outcome.steps} steps, "
-    f"{outcome.seconds:.0f} s: log p(x) {tested.mean():.4f} ± {error:.4f}, "
-    f"gap {truth.limit - tested.mean():.4f}, on {len(trained)} training points {trained.mean():.4f}"
+    f"{outcome.seconds:.0f} s: log p(x) {tested.log_prob:.4f} ± {tested.std_error:.4f}, "
+    f"gap {truth.limit - tested.log_prob:.4f}; "
+    f"{trained.points} of the training points: {trained.log_prob:.4f}"
 )

@@ -142,12 +142,7 @@ def place_settings(
     return values
 
 
-def resolve(
-    data: str = "",
-    model: str = "",
-    seed: int = 0,
-    layers: Sequence[Mapping[str, Any]] = (),
-) -> RunConfig:
+def resolve(data: str, model: str, seed: int = 0, layers: Sequence[Mapping[str, Any]] = ()) -> RunConfig:
     """Lay configurations over each other, the last one on top, and check the whole.
 
     A table inside [architecture] that bears a model's name counts for that model alone, and one inside
@@ -160,10 +155,7 @@ def resolve(
 
 
 def _lay_over(
-    data: str = "",
-    model: str = "",
-    seed: int = 0,
-    layers: Sequence[Mapping[str, Any]] = (),
+    data: str = "", model: str = "", seed: int = 0, layers: Sequence[Mapping[str, Any]] = ()
 ) -> RunConfig:
     suited = get_model(model)
     merged: dict[str, dict[str, Any]] = {

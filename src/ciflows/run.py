@@ -53,7 +53,7 @@ from ciflows.settings import parse_settings
 from ciflows.table_flow import column_layers, fit_base, start_as_identity, table_flow
 from ciflows.training import fit_flow
 from ciflows.training.checkpoint import Checkpoints, load_tensors, save_tensors
-from ciflows.training.loop import VALIDATION_SEED
+from ciflows.training.loop import validation_score
 from ciflows.training.monitor import Hear, RunMonitor, read_history
 from ciflows.training.samples import ImageMonitor
 
@@ -382,10 +382,7 @@ class _Start:
         training = config.training
         rows = dataset.rows("validation")[: training.validation_points].to(flow.device, flow.dtype)
         self.state = {name: value.clone() for name, value in flow.state_dict().items()}
-        estimate = flow.eval().estimate(
-            rows.x, training.validation_samples, context=rows.context, seed=VALIDATION_SEED
-        )
-        self.validation = rows.mean(estimate.log_prob).item()
+        self.validation = validation_score(flow.eval(), rows, training)
 
 
 def _train(flow: Flow, config: RunConfig, dataset: Dataset, monitor: RunMonitor) -> Run:

@@ -7,7 +7,7 @@ put back to the last good one with half the step size. Validation and checkpoint
 
 from __future__ import annotations
 
-__all__ = ["Outcome", "fit_flow"]
+__all__ = ["Outcome", "fit_flow", "validation_score"]
 
 import math
 import time
@@ -103,6 +103,13 @@ def fit_flow(
     """
     rows = Rows.of(train), Rows.of(validation)
     return _Training(flow, *rows, settings, seed, checkpoints, monitor).run()
+
+
+def validation_score(flow: Flow, points: Rows, settings: TrainingSettings) -> float:
+    """Mean log-likelihood of points, by which weights are chosen: always with the same draws."""
+    samples = settings.validation_samples
+    estimate = flow.estimate(points.x, samples, context=points.context, seed=VALIDATION_SEED)
+    return points.mean(estimate.log_prob).item()
 
 
 class _Training:
@@ -248,11 +255,11 @@ class _Training:
         self.flow.eval()
         if not self.validated and self.step.has_kernels:
             with compiled_ahead(), suppress(Exception):
-                self._score(self.validation[:COMPILED_FOR])
+                validation_score(self.flow, self.validation[:COMPILED_FOR], self.settings)
         self.validated = True
         with self.step.averaged():
             converge_norms(self.flow)
-            score = progress.last = self._score(self.validation)
+            score = progress.last = validation_score(self.flow, self.validation, self.settings)
             if score > progress.best or self.settings.keep == "last":
                 self.best = _copy(self.flow.state_dict())
         self.flow.train()
@@ -261,12 +268,6 @@ class _Training:
         else:
             progress.stale += 1
         return score
-
-    def _score(self, points: Rows) -> float:
-        """Mean log-likelihood of points, with the draws that validation has."""
-        samples = self.settings.validation_samples
-        estimate = self.flow.estimate(points.x, samples, context=points.context, seed=VALIDATION_SEED)
-        return points.mean(estimate.log_prob).item()
 
     # -- state ---------------------------------------------------------------------------------------
 

@@ -113,7 +113,7 @@ class _Adam:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], weight_decay: float) -> None:
-        self.parameters, self.weight_decay = parameters, weight_decay
+        self.weight_decay = weight_decay
         self.moments = [
             {
                 "step": torch.zeros((), device=p.device),
@@ -122,13 +122,14 @@ class _Adam:
             }
             for p in parameters
         ]
-        self.alike = grouped(range(len(parameters)), lambda i: parameters[i].dtype)
+        pairs = zip(parameters, self.moments, strict=True)
+        each = [(p, *moments.values()) for p, moments in pairs]
+        alike = grouped(each, lambda tensors: tensors[0].dtype)
+        self.groups = [tuple(zip(*some, strict=True)) for some in alike]
 
     def step(self, rate: Tensor) -> None:
-        for some in self.alike:
-            values: list[Tensor] = [self.parameters[i] for i in some]
+        for values, steps, means, squares in self.groups:
             grads = [cast(Tensor, p.grad) for p in values]
-            steps, means, squares = zip(*(self.moments[i].values() for i in some), strict=True)
             torch._foreach_add_(steps, 1)
             torch._fused_adamw_(
                 values, grads, means, squares, [], steps, lr=rate, beta1=0.9, beta2=0.999, eps=1e-8,
