@@ -126,12 +126,12 @@ def test_kernels_of_a_flow_are_ready_after_they_were_compiled_ahead(
     from triton.runtime.jit import JITFunction
 
     flow = ciflows.build_model("cif-resflow", features=2, layers=2, hidden=[24, 24], seed=0)
-    x = torch.randn(48, 2)
-    expected = flow.log_weight(x, noise=RowNoise(0)).detach()
+    x = torch.randn(1, 48, 2)
+    expected = flow.log_weight(x, noise=RowNoise(0).about(x[0], (2,))).detach()
     flow.cuda()
 
     def log_weight() -> Tensor:
-        value = flow.log_weight(x.cuda(), noise=RowNoise(0))
+        value = flow.log_weight(x.cuda(), noise=RowNoise(0).about(x[0].cuda(), (2,)))
         flow.zero_grad()
         value.sum().backward()
         return value.detach().cpu()

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import ciflows
 from ciflows import kernels
+from ciflows.kernels import normal
 from ciflows.networks import MLP, LipschitzMLP, MaskedMLP, converge_norms
 from ciflows.networks.lipschitz import scaled_weights
 from ciflows.noise import RowNoise
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 if kernels.INSTALLED:
-    from ciflows.kernels import gpu
+    from ciflows.kernels import gpu, gpu_normal
     from ciflows.kernels.gpu_log_det import log_det
 
 
@@ -142,7 +143,36 @@ def test_a_masked_network() -> None:
     check((network._plain(x),), (network._fused(x),), [x, *network.parameters()])
 
 
-@pytest.mark.parametrize("features", [3, 17, 43])
+@pytest.mark.parametrize(
+    ("features", "x", "halves"), [(1, (600,), (600,)), (2, (3, 5), (3, 5)), (5, (3, 7), (7,))]
+)
+def test_normal_densities_and_affine_maps(
+    features: int, x: tuple[int, ...], halves: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    point, shift = torch.randn(2, *x, features, device=DEVICE)
+    epsilon = torch.randn(*x, features, device=DEVICE)
+    output = torch.randn(*halves, 2 * features, device=DEVICE)
+    for tensor in (point, shift, output):
+        tensor.requires_grad_()
+    plain, fused = normal._plain_log_normal(point, output, 1), gpu_normal.log_normal(point, output)
+    check((plain,), (fused,), [point, output])
+    for moved in (None, shift):
+        inputs = [output] if moved is None else [output, moved]
+        expected = normal._plain_place_normal(epsilon, output, 1, moved)
+        check(expected, gpu_normal.place_normal(epsilon, output, moved), inputs)
+    check(normal._plain_affine(point, output, 1), gpu_normal.affine(point, output), [point, output])
+
+
+def test_a_gradient_that_all_rows_share() -> None:
+    torch.manual_seed(0)
+    point, output = torch.randn(9, 2, device=DEVICE), torch.randn(9, 4, device=DEVICE).requires_grad_()
+    values = normal._plain_log_normal(point, output, 1), gpu_normal.log_normal(point, output)
+    plain, fused = (torch.autograd.grad(value.mean(), output)[0] for value in values)
+    torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("features", [2, 3, 17, 43])
 def test_log_determinants(features: int) -> None:
     torch.manual_seed(0)
     jacobian = torch.randn(5, features, features, device=DEVICE)

@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from ciflows.layers import Shape, as_shape, check_shape, halves, sum_event
+from ciflows.kernels.normal import log_normal, place_normal
+from ciflows.layers import Shape, as_shape, check_halves, check_shape, sum_event
 from ciflows.noise import Noise
 
 LOG_2_PI = math.log(2 * math.pi)
@@ -119,13 +120,9 @@ class ConditionalNormal(Density):
         super().__init__(as_shape(features), as_shape(context_features))
         self.network = network
 
-    @property
-    def pure(self) -> tuple[str, ...]:
-        return ("_log_prob", "_draw", "_place")
-
     def log_weight(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
         check_shape(x, self.shape, "ConditionalNormal")
-        return self._log_prob(x, self._check_context(context))
+        return log_normal(x, self._moments(self._check_context(context)), len(self.shape))
 
     def draw(
         self,
@@ -134,7 +131,8 @@ class ConditionalNormal(Density):
         noise: Noise | None = None,
     ) -> Tensor:
         context = self._check_context(context)
-        return self._draw(self._epsilon(leading, context, noise), context)
+        mean, log_std = self._moments(context).chunk(2, dim=-len(self.shape))
+        return mean + torch.exp(log_std) * self._epsilon(leading, context, noise)
 
     def draw_with_log_prob(
         self,
@@ -144,33 +142,16 @@ class ConditionalNormal(Density):
         shift: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         context = self._check_context(context)
-        return self._place(self._epsilon(leading, context, noise), context, shift)
+        epsilon = self._epsilon(leading, context, noise)
+        return place_normal(epsilon, self._moments(context), len(self.shape), shift)
 
     def _epsilon(
         self, leading: torch.Size | tuple[int, ...], context: Tensor, noise: Noise | None
     ) -> Tensor:
         return (noise or Noise()).normal((*leading, *self.shape), like=context)
 
-    def _log_prob(self, x: Tensor, context: Tensor) -> Tensor:
-        return self._log_normal(x, *self._moments(context))
-
-    def _draw(self, epsilon: Tensor, context: Tensor) -> Tensor:
-        mean, log_std = self._moments(context)
-        return mean + torch.exp(log_std) * epsilon
-
-    def _place(self, epsilon: Tensor, context: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor]:
-        mean, log_std = self._moments(context)
-        x = mean + torch.exp(log_std) * epsilon
-        x = x if shift is None else x + shift
-        # by the same arithmetic as _log_prob, so that equal p and q cancel to the last digit
-        return x, self._log_normal(x, mean, log_std)
-
-    def _moments(self, context: Tensor) -> tuple[Tensor, Tensor]:
-        return halves(self.network(context), self.shape, "ConditionalNormal")
-
-    def _log_normal(self, x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-        scaled = (x - mean) * torch.exp(-log_std)
-        return -sum_event(0.5 * (scaled.square() + LOG_2_PI) + log_std, self.shape)
+    def _moments(self, context: Tensor) -> Tensor:
+        return check_halves(self.network(context), self.shape, "ConditionalNormal")
 
     def _check_context(self, context: Tensor | None) -> Tensor:
         if context is None or self.context_shape is None:

@@ -19,6 +19,7 @@ __all__ = [
     "Layer",
     "Shape",
     "as_shape",
+    "check_halves",
     "check_order",
     "check_shape",
     "halves",
@@ -65,13 +66,18 @@ def sum_event(value: Tensor, shape: Shape) -> Tensor:
     return value.sum(tuple(range(-len(shape), 0)))
 
 
-def halves(output: Tensor, shape: Shape, what: str) -> tuple[Tensor, Tensor]:
-    """Part a network's output (*, 2 c, ...) into two values of shape (c, ...).
+def check_halves(output: Tensor, shape: Shape, what: str) -> Tensor:
+    """A network's output (*, 2 c, ...), which stands for two values of shape (c, ...).
 
     Checked, since an output of another size might broadcast, to a wrong likelihood.
     """
     check_shape(output, (2 * shape[0], *shape[1:]), f"{what}, its network's output")
-    first, second = output.chunk(2, dim=-len(shape))
+    return output
+
+
+def halves(output: Tensor, shape: Shape, what: str) -> tuple[Tensor, Tensor]:
+    """Part a network's output (*, 2 c, ...) into two values of shape (c, ...)."""
+    first, second = check_halves(output, shape, what).chunk(2, dim=-len(shape))
     return first, second
 
 

@@ -15,7 +15,7 @@ from ciflows.densities import Density
 from ciflows.estimate import log_mean_exp
 from ciflows.flow import Flow
 from ciflows.noise import Noise
-from ciflows.prepared import withheld
+from ciflows.prepared import detached
 from ciflows.rows import Rows
 
 
@@ -89,7 +89,7 @@ class _PathNoise(Noise):
         self.drawn.append(path)
         wrapped = _PathDraw(density)
         fixed = {name: value.detach() for name, value in wrapped.named_parameters()}
-        with withheld(density):
+        with detached(density):
             u, log_q = functional_call(wrapped, fixed, (leading, context, tape.replay(), path))
         return u, log_q
 

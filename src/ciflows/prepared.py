@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-__all__ = ["giving", "prepared", "withheld"]
+__all__ = ["detached", "giving", "prepared"]
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from ciflows.bijections.linear import LULinear, lu_products
 from ciflows.networks.lipschitz import LipschitzMLP, scaled_weights
 from ciflows.networks.masked import MaskedMLP, MaskedResidualNet, masked_weights, padded_maps
+from ciflows.networks.mlp import MLP, stacked_maps
 
 M = TypeVar("M", bound=nn.Module)
+Given = Tensor | tuple[Tensor, ...]
 
 
 @contextmanager
 def prepared(module: nn.Module) -> Iterator[None]:
-    """Scale, mask or multiply a module's weights on a GPU for a while, those of one shape together.
+    """Scale, mask, multiply or stack a module's weights on a GPU for a while, of one shape together.
 
     One by one, at each use, that takes more kernels than all else in a step. On a CPU nothing is gained.
     """
@@ -34,15 +36,17 @@ def prepared(module: nn.Module) -> Iterator[None]:
         return [part for part in parts if isinstance(part, kind)]
 
     blocks = [network for network in all_of(LipschitzMLP) if network.fused]
+    perceptrons = [network for network in all_of(MLP) if network.fused]
     masked = [linear for network in all_of(MaskedMLP) for linear in network.shared]
-    values: dict[nn.Module, Any] = {**scaled_weights(blocks), **masked_weights(masked)}
+    values: dict[nn.Module, Given] = {**scaled_weights(blocks), **masked_weights(masked)}
+    values |= stacked_maps(perceptrons)
     values |= {**padded_maps(all_of(MaskedResidualNet)), **lu_products(all_of(LULinear))}
     with giving(values):
         yield
 
 
 @contextmanager
-def giving(values: dict[nn.Module, Any]) -> Iterator[None]:
+def giving(values: dict[nn.Module, Given]) -> Iterator[None]:
     """Give modules what they then need not make for a while."""
     try:
         for part, value in values.items():
@@ -54,10 +58,14 @@ def giving(values: dict[nn.Module, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def withheld(module: nn.Module) -> Iterator[None]:
-    """Take back what modules were given, for a while in which they have other parameters."""
-    held = {part: part.__dict__.pop("given") for part in module.modules() if "given" in part.__dict__}
+def detached(module: nn.Module) -> Iterator[None]:
+    """Let what modules were given be constants for a while, in which their parameters are."""
+    held = {part: part.__dict__["given"] for part in module.modules() if "given" in part.__dict__}
     try:
+        for part, value in held.items():
+            part.__dict__["given"] = (
+                value.detach() if isinstance(value, Tensor) else tuple(each.detach() for each in value)
+            )
         yield
     finally:
         for part, value in held.items():

@@ -9,7 +9,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ciflows.layers import Bijection, Shape, as_shape, halves, leading_shape, sum_event
+from ciflows.kernels.normal import affine
+from ciflows.layers import Bijection, Shape, as_shape, check_halves, halves, leading_shape
 from ciflows.noise import Noise
 
 
@@ -34,14 +35,8 @@ class Affine(Bijection):
         super().__init__(as_shape(features), context_shape=as_shape(context_features))
         self.network = network
 
-    @property
-    def pure(self) -> tuple[str, ...]:
-        return ("_encode",)
-
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
-        s, t = halves(self.network(context), self.shape, "Affine")
-        z = torch.exp(s) * (x + t)
-        return z, sum_event(s, self.shape).expand(leading_shape(z, self.shape))
+        return affine(x, check_halves(self.network(context), self.shape, "Affine"), len(self.shape))
 
     def _decode(self, z: Tensor, context: Tensor | None, noise: Noise) -> Tensor:
         s, t = halves(self.network(context), self.shape, "Affine")

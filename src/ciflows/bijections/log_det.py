@@ -14,12 +14,13 @@ __all__ = ["Exact", "LogDet", "Roulette", "Series", "default_log_det", "with_jac
 
 import copy
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ciflows import kernels
+from ciflows.kernels.plain import plain_gradients
 from ciflows.layers import Shape, leading_shape, sum_event
 from ciflows.networks.lipschitz import LipschitzNetwork
 from ciflows.noise import Noise
@@ -206,16 +207,57 @@ def with_jacobian(network: LipschitzNetwork, x: Tensor, context: Tensor | None) 
 
 
 def log_det(matrix: Tensor) -> Tensor:
-    """log det A (*) for A (d, *, d), rows first, near the identity: no pivots, so it can be captured.
+    """log|det A| (*) for A (d, *, d), rows first, near the identity: no pivots are needed."""
+    if kernels.fits_matrix(matrix):
+        from ciflows.kernels.gpu_log_det import log_det as by_kernel
 
-    Each step takes out one row and column and leaves the Schur complement of the rest.
-    """
+        return by_kernel(matrix)
     if matrix.shape[-1] > ELIMINATION_LIMIT:
-        if kernels.fits_matrix(matrix):
-            from ciflows.kernels.gpu_log_det import log_det as by_kernel
-
-            return by_kernel(matrix)
         return torch.linalg.slogdet(matrix.movedim(0, -2)).logabsdet
+    return _LogDet.apply(matrix)
+
+
+class _LogDet(torch.autograd.Function):
+    """By elimination; where there is a way back, with the inverse, which is its gradient's transpose."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor) -> Tensor:
+        if not ctx.needs_input_grad[0]:
+            return _eliminate(matrix)
+        value, inverse = _invert_pairs(matrix) if len(matrix) == 2 else _invert(matrix)
+        ctx.save_for_backward(matrix, inverse)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        matrix, inverse = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return plain_gradients(_eliminate, [matrix], grads)
+        return grads[0][..., None] * inverse.transpose(0, -1)
+
+
+def _invert(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """log|det A| and A⁻¹, in place, row by row (Gauss and Jordan)."""
+    inverse, pivots = matrix.clone(), matrix.new_empty(matrix.shape[:-1])
+    for k, pivot in enumerate(pivots):
+        row, column = inverse[k].clone(), inverse[..., k].clone()
+        pivot.copy_(column[k])
+        row[..., k] += 1
+        column[k] -= 1
+        inverse.addcmul_(column[..., None], row.div_(pivot[..., None]), value=-1)
+    return pivots.abs_().log_().sum(0), inverse
+
+
+def _invert_pairs(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for d = 2, in fewer operations."""
+    (a, b), (c, d) = (row.unbind(-1) for row in matrix)
+    det = torch.addcmul(a * d, b, c, value=-1)
+    inverse = torch.stack([torch.stack([d, -b], -1), torch.stack([-c, a], -1)])
+    return det.abs().log_(), inverse.div_(det[..., None])
+
+
+def _eliminate(matrix: Tensor) -> Tensor:
+    """log|det A| by plain operations. Each step leaves the Schur complement of what was taken out."""
     total = matrix.new_zeros(())
     while True:
         pivot = matrix[0, ..., 0]

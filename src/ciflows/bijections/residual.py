@@ -58,7 +58,8 @@ class Residual(Bijection):
 
     @property
     def pure(self) -> tuple[str, ...]:
-        return ("_encode",) if isinstance(self._log_det, Exact) else ()
+        exact = isinstance(self._log_det, Exact)
+        return ("_encode",) if exact and not self.network.fused else ()
 
     @property
     def _log_det(self) -> LogDet:

@@ -6,7 +6,7 @@ installed (it comes with torch's CUDA builds).
 
 from __future__ import annotations
 
-__all__ = ["fits", "fits_matrix"]
+__all__ = ["fits", "fits_matrix", "fits_vectors"]
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -46,4 +46,16 @@ def fits_matrix(matrix: Tensor) -> bool:
         and matrix.dtype == torch.float32
         and len(matrix) <= MOST_ROWS
         and 0 < matrix.numel() <= MOST_NUMBERS
+    )
+
+
+def fits_vectors(x: Tensor, halves: Tensor, dims: int) -> bool:
+    """Whether `kernels.gpu_normal` takes x (*, d) and a network's output (*, 2d) for it."""
+    return (
+        INSTALLED
+        and x.is_cuda
+        and x.dtype == torch.float32
+        and dims == 1
+        and x.shape[-1] <= MOST_INPUTS
+        and 0 < max(2 * x.numel(), halves.numel()) <= MOST_NUMBERS // 2
     )

@@ -21,10 +21,9 @@ torch.
 
 from __future__ import annotations
 
-__all__ = ["chain", "perceptron"]
+__all__ = ["chain"]
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +33,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ciflows.kernels.ahead import launch
+from ciflows.kernels.operations import operation
 
 SCALE: tl.constexpr = tl.constexpr(1 / 1.1)  # that of `networks.lipschitz.LipSwish`
 SLOTS = 16  # rows of one point in a tile, at most
@@ -77,16 +77,6 @@ def chain(
     save = torch.is_grad_enabled()
     y, tangents, _ = _chain(rows, slots, first, middle, last, biases, last_bias, beta, activation, save)
     return y.reshape(*leading, -1), tangents.reshape(len(slots), *leading, y.shape[-1])
-
-
-def perceptron(
-    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], activation: str
-) -> Tensor:
-    """The chain alone, without tangents: (*, inputs) -> (*, outputs)."""
-    first, *between, last = weights
-    middle = between[0][None] if len(between) == 1 else torch.stack(between)
-    *between_biases, last_bias = biases
-    return chain(x, None, first, middle, last, torch.stack(between_biases), last_bias, activation)[0]
 
 
 @dataclass(frozen=True)
@@ -550,35 +540,6 @@ def _precision() -> str:
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
-@torch.library.custom_op("ciflows::chain", mutates_args=())
-def _chain(
-    x: Tensor, directions: Tensor, first: Tensor, middle: Tensor, last: Tensor, biases: Tensor,
-    last_bias: Tensor, beta: Tensor, activation: str, save: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """y, the tangents, and all h and t for the way back (n - 1, programs, rows, H) where they are saved.
-
-    Middle weights are stacked (n - 2, H, H), and so are all biases but the last (n - 1, H); beta is
-    empty but for LipSwish.
-    """
-    x, first, middle, last = x.contiguous(), first.contiguous(), middle.contiguous(), last.contiguous()
-    biases, directions = biases.contiguous(), _with_dense_rows(directions)
-    plan, (y, tangents, saved) = _outputs(x, directions, first, last, biases, save)
-    with torch.cuda.device_of(x):
-        launch(
-            _forward_kernel, plan.grid,
-            x, directions, first, middle, last, biases, last_bias, beta, y, tangents, saved,
-            len(x), len(directions), len(middle), directions.stride(0), directions.stride(1),
-            results=[y, tangents], **plan.sizes, R=plan.points, S=plan.slots, SAVE=save,
-            **_mode(plan.sizes, activation),
-        )  # fmt: skip
-    return y, tangents, saved
-
-
-@_chain.register_fake
-def _(x, directions, first, middle, last, biases, last_bias, beta, activation, save):
-    return _outputs(x, directions, first, last, biases, save)[1]
-
-
 def _outputs(x, directions, first, last, biases, save):
     plan = Plan.of(x, directions, first, last, save)
     y, tangents = x.new_empty(len(x), len(last)), x.new_empty(len(directions), len(x), len(last))
@@ -586,7 +547,17 @@ def _outputs(x, directions, first, last, biases, save):
     return plan, (y, tangents, x.new_empty(shape))
 
 
-@torch.library.custom_op("ciflows::chain_backward", mutates_args=())
+def _with_dense_rows(directions: Tensor) -> Tensor:
+    """Directions whose numbers lie side by side; all rows may share them, as the identity's do."""
+    return directions if directions.stride(-1) == 1 else directions.contiguous()
+
+
+def _fake_backward(grad_y, grad_t, x, directions, first, middle, last, beta, activation, saved):
+    cuts = Plan.of(x, directions, first, last).cuts(len(middle))
+    return x.new_empty(x.shape), x.new_empty(sum(cuts))
+
+
+@operation(_fake_backward)
 def _chain_backward(
     grad_y: Tensor, grad_t: Tensor, x: Tensor, directions: Tensor, first: Tensor, middle: Tensor,
     last: Tensor, beta: Tensor, activation: str, saved: Tensor,
@@ -617,25 +588,18 @@ def _chain_backward(
         return grad_x[0] if plan.groups == 1 else grad_x.sum(0), _sum(middles, parts)
 
 
-@_chain_backward.register_fake
-def _(grad_y, grad_t, x, directions, first, middle, last, beta, activation, saved):
-    cuts = Plan.of(x, directions, first, last).cuts(len(middle))
-    return x.new_empty(x.shape), x.new_empty(sum(cuts))
-
-
-def _with_dense_rows(directions: Tensor) -> Tensor:
-    """Directions whose numbers lie side by side; all rows may share them, as the identity's do."""
-    return directions if directions.stride(-1) == 1 else directions.contiguous()
-
-
 def _keep(ctx, inputs, output):
     x, directions, first, middle, last, _, _, beta, ctx.activation, _ = inputs
     ctx.save_for_backward(x, directions, first, middle, last, beta, output[2])
-    ctx.set_materialize_grads(True)
+    ctx.set_materialize_grads(False)  # that of what is saved would be many zeros
 
 
 def _backward(ctx, grad_y, grad_t, _):
     x, directions, first, middle, last, beta, saved = ctx.saved_tensors
+    if grad_y is None:
+        grad_y = x.new_zeros(len(x), len(last))
+    if grad_t is None:
+        grad_t = x.new_zeros(len(directions), len(x), len(last))
     grad_x, row = _chain_backward(
         grad_y, grad_t, x, directions, first, middle, last, beta, ctx.activation, saved
     )
@@ -655,7 +619,32 @@ def _backward(ctx, grad_y, grad_t, _):
     )
 
 
-_chain.register_autograd(_backward, setup_context=_keep)
+def _fake(x, directions, first, middle, last, biases, last_bias, beta, activation, save):
+    return _outputs(x, directions, first, last, biases, save)[1]
+
+
+@operation(_fake, _backward, _keep)
+def _chain(
+    x: Tensor, directions: Tensor, first: Tensor, middle: Tensor, last: Tensor, biases: Tensor,
+    last_bias: Tensor, beta: Tensor, activation: str, save: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """y, the tangents, and all h and t for the way back (n - 1, programs, rows, H) where they are saved.
+
+    Middle weights are stacked (n - 2, H, H), and so are all biases but the last (n - 1, H); beta is
+    empty but for LipSwish.
+    """
+    x, first, middle, last = x.contiguous(), first.contiguous(), middle.contiguous(), last.contiguous()
+    biases, directions = biases.contiguous(), _with_dense_rows(directions)
+    plan, (y, tangents, saved) = _outputs(x, directions, first, last, biases, save)
+    with torch.cuda.device_of(x):
+        launch(
+            _forward_kernel, plan.grid,
+            x, directions, first, middle, last, biases, last_bias, beta, y, tangents, saved,
+            len(x), len(directions), len(middle), directions.stride(0), directions.stride(1),
+            results=[y, tangents], **plan.sizes, R=plan.points, S=plan.slots, SAVE=save,
+            **_mode(plan.sizes, activation),
+        )  # fmt: skip
+    return y, tangents, saved
 
 
 @register_flop_formula(torch.ops.ciflows.chain)

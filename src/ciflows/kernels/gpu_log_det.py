@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ciflows.kernels.ahead import launch
+from ciflows.kernels.operations import operation
 
 
 def log_det(matrix: Tensor) -> Tensor:
@@ -50,7 +51,22 @@ def _kernel(
         tl.store(inverse_ptr + columns * n * d + program * d + rows, tile, mask=inside)
 
 
-@torch.library.custom_op("ciflows::log_det", mutates_args=())
+def _fake(matrix, save):
+    d, n, _ = matrix.shape
+    return matrix.new_empty(n), matrix.new_empty((d, n, d) if save else 0)
+
+
+def _keep(ctx, inputs, output):
+    ctx.save_for_backward(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, grad, _):
+    (inverse,) = ctx.saved_tensors
+    return None if grad is None else grad[:, None] * inverse, None
+
+
+@operation(_fake, _backward, _keep)
 def _log_det(matrix: Tensor, save: bool) -> tuple[Tensor, Tensor]:
     """Those of (d, n, d), (n,); and A⁻ᵀ (d, n, d) where it is saved for the way back."""
     d, n, _ = matrix.shape
@@ -62,21 +78,3 @@ def _log_det(matrix: Tensor, save: bool) -> tuple[Tensor, Tensor]:
             results=[logs, inverse], D=size, SAVE=save, num_warps=1,
         )  # fmt: skip
     return logs, inverse
-
-
-@_log_det.register_fake
-def _(matrix, save):
-    d, n, _ = matrix.shape
-    return matrix.new_empty(n), matrix.new_empty((d, n, d) if save else 0)
-
-
-def _keep(ctx, inputs, output):
-    ctx.save_for_backward(output[1])
-
-
-def _backward(ctx, grad, _):
-    (inverse,) = ctx.saved_tensors
-    return grad[:, None] * inverse, None
-
-
-_log_det.register_autograd(_backward, setup_context=_keep)

@@ -16,10 +16,12 @@ def plain_gradients(
 ) -> tuple[Tensor | None, ...]:
     """The gradients of a function of ordinary operations, for each of its inputs that has one.
 
-    A `backward` returns these where gradients are recorded (`torch.is_grad_enabled()`).
+    A `backward` returns these where gradients are recorded (`torch.is_grad_enabled()`). They are those
+    in views of the inputs: that one input was made of another is none of the function's doing.
     """
-    wanted = [isinstance(part, Tensor) and part.requires_grad for part in inputs]
-    needed = [part for part, is_wanted in zip(inputs, wanted, strict=True) if is_wanted]
-    outputs = function(*inputs)
+    given = [part.view_as(part) if isinstance(part, Tensor) else part for part in inputs]
+    wanted = [isinstance(part, Tensor) and part.requires_grad for part in given]
+    needed = [part for part, is_wanted in zip(given, wanted, strict=True) if is_wanted]
+    outputs = function(*given)
     made = iter(torch.autograd.grad(outputs, needed, grads, create_graph=True, allow_unused=True))
     return tuple(next(made) if is_wanted else None for is_wanted in wanted)

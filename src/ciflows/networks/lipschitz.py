@@ -165,47 +165,59 @@ class SpectralLinear(Spectral):
         return (u[:, None] @ weight).squeeze(1)
 
 
-class ScaledWeights(torch.autograd.Function):
-    """f W / max(1, σ / bound) with σ = ⟨u, Wv⟩ for several weights W, in few operations both ways.
+class ScaledMaps(torch.autograd.Function):
+    """f W / max(1, σ / bound) with σ = ⟨u, Wv⟩ and h b for several maps, in few operations both ways.
 
-    Takes the factors f (n,), the bound, and W, u and v of each map in turn; gives as many weights.
+    Takes the factors f and h (n,), the bound, and W, u, v and b of each map in turn; gives the weights
+    and then the shifts.
     """
 
     @staticmethod
-    def forward(ctx: Any, factors: Tensor, bound: float, *parts: Tensor) -> tuple[Tensor, ...]:
-        weights, norms = _scaled(factors, bound, *parts)
+    def forward(
+        ctx: Any, factors: Tensor, heights: Tensor, bound: float, *parts: Tensor
+    ) -> tuple[Tensor, ...]:
+        results, norms = _scaled(factors, heights, bound, *parts)
         ctx.bound = bound
-        ctx.save_for_backward(factors, norms, *parts)
-        return weights
+        ctx.save_for_backward(factors, heights, norms, *parts)
+        return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        factors, norms, *parts = ctx.saved_tensors
+        factors, heights, norms, *parts = ctx.saved_tensors
         if torch.is_grad_enabled():
-            inputs = [factors, ctx.bound, *parts]
+            inputs = [factors, heights, ctx.bound, *parts]
             return plain_gradients(lambda *given: _scaled(*given)[0], inputs, grads)
+        weights, us, vs, biases = (parts[start::4] for start in range(4))
+        by_weights, by_shifts = grads[: len(weights)], grads[len(weights) :]
         shares = ctx.bound / norms.clamp(min=ctx.bound)
-        dots = torch.stack(
-            [
-                torch.dot(g.flatten(), weight.flatten())
-                for g, weight in zip(grads, parts[::3], strict=True)
-            ]
-        )
+        dots, by_heights = _dots(by_weights, weights), _dots(by_shifts, biases)
         scales = factors * shares
         by_norms = torch.where(norms > ctx.bound, -dots * scales / norms, 0.0)
-        numbers = zip(grads, parts[1::3], parts[2::3], scales.tolist(), by_norms.tolist(), strict=True)
-        by_weights = [torch.addr(g, u, v, beta=beta, alpha=alpha) for g, u, v, beta, alpha in numbers]
-        by_parts = itertools.chain(*((by_weight, None, None) for by_weight in by_weights))
-        return dots * shares, None, *by_parts
+        numbers = zip(by_weights, us, vs, scales.tolist(), by_norms.tolist(), strict=True)
+        scaled = [torch.addr(g, u, v, beta=beta, alpha=alpha) for g, u, v, beta, alpha in numbers]
+        shifted = [g * height for g, height in zip(by_shifts, heights.tolist(), strict=True)]
+        pairs = zip(scaled, shifted, strict=True)
+        by_parts = itertools.chain(*((by_weight, None, None, by_bias) for by_weight, by_bias in pairs))
+        return dots * shares, by_heights, None, *by_parts
 
 
-def _scaled(factors: Tensor, bound: float, *parts: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The weights that `ScaledWeights` gives, and the norms that they had (n,)."""
-    maps = [parts[start : start + 3] for start in range(0, len(parts), 3)]
+def _scaled(
+    factors: Tensor, heights: Tensor, bound: float, *parts: Tensor
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """What `ScaledMaps` gives, and the norms that the weights had (n,)."""
+    weights, us, vs, biases = (parts[start::4] for start in range(4))
+    maps = zip(weights, us, vs, strict=True)
     norms = torch.stack([torch.dot(u, torch.mv(weight, v)) for weight, u, v in maps])
     scales = factors * (bound / norms.clamp(min=bound))
-    weights = tuple(weight * scale for (weight, _, _), scale in zip(maps, scales, strict=True))
-    return weights, norms
+    scaled = [weight * scale for weight, scale in zip(weights, scales.unbind(), strict=True)]
+    shifts = [bias * height for bias, height in zip(biases, heights.unbind(), strict=True)]
+    return (*scaled, *shifts), norms
+
+
+def _dots(some: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
+    """⟨a, b⟩ (n,) of n pairs of tensors."""
+    pairs = zip(some, others, strict=True)
+    return torch.stack([torch.dot(one.flatten(), other.flatten()) for one, other in pairs])
 
 
 @torch.no_grad()
@@ -285,6 +297,11 @@ class LipschitzNetwork(nn.Module, ABC):
         self.kappa = kappa
         self.context_shape = context_shape
 
+    @property
+    def fused(self) -> bool:
+        """Whether it goes to the GPU's kernel where it is now, with tangents."""
+        return False
+
     @abstractmethod
     def forward(
         self, x: Tensor, directions: Tensor | None = None, context: Tensor | None = None
@@ -347,7 +364,6 @@ class LipschitzMLP(LipschitzNetwork):
 
     @property
     def fused(self) -> bool:
-        """Whether it goes to the GPU's kernel where it is now, with tangents."""
         point = self.beta.new_empty(1, self.features)
         return self.context is None and kernels.fits(point, self.sizes, tangents=1)
 
@@ -376,9 +392,10 @@ class LipschitzMLP(LipschitzNetwork):
         beta = F.softplus(self.beta)
         after = torch.cat([beta[1:], beta.new_ones(1)])
         linears = cast(Sequence[SpectralLinear], self.linears)
-        parts = [(map_.weight, map_.u, map_.v) for map_ in linears]
-        weights = ScaledWeights.apply(SCALE * after / beta, linears[0].bound, *itertools.chain(*parts))
-        shifts = [map_.bias * factor for map_, factor in zip(linears, after.unbind(), strict=True)]
+        parts = [(map_.weight, map_.u, map_.v, map_.bias) for map_ in linears]
+        factors = SCALE * after / beta
+        maps = ScaledMaps.apply(factors, after, linears[0].bound, *itertools.chain(*parts))
+        weights, shifts = maps[: len(linears)], list(maps[len(linears) :])
         if self.context is not None:
             assert context is not None
             shift = shifts[0] + after[0] * self.context(context)

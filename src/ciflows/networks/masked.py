@@ -17,7 +17,6 @@ import torch.nn.functional as F
 import zuko
 from torch import Tensor, nn
 
-from ciflows import kernels
 from ciflows.groups import grouped
 from ciflows.layers import check_order, join
 from ciflows.networks.mlp import Perceptron
@@ -44,8 +43,7 @@ class MaskedMLP(Perceptron):
     @property
     def shared(self) -> list[nn.Linear]:
         """The maps whose weights `masked_weights` may make."""
-        fused = kernels.fits(self._maps[0].weight.new_empty(1, self.sizes[0]), self.sizes)
-        return self._maps if fused else []
+        return self._maps if self.fused else []
 
     def _weights(self) -> list[Tensor]:
         weights: list[Tensor | None] = [part.__dict__.get("given") for part in self._maps]

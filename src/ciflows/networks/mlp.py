@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["MLP", "Perceptron"]
+__all__ = ["MLP", "Perceptron", "stacked_maps"]
 
 import itertools
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from ciflows import kernels
+from ciflows.groups import grouped
 from ciflows.kernels.cpu import tanh_chain
 
 
@@ -32,6 +34,12 @@ class Perceptron(nn.Sequential):
         return self._fused(x) if fused else self._plain(x)
 
     @property
+    def fused(self) -> bool:
+        """Whether it goes to the GPU's kernel where it is now."""
+        point = self._maps[0].weight.new_empty(1, self.sizes[0])
+        return self.activation is not None and kernels.fits(point, self.sizes)
+
+    @property
     def _maps(self) -> list[nn.Linear]:
         return [part for part in self if isinstance(part, nn.Linear)]
 
@@ -45,10 +53,34 @@ class Perceptron(nn.Sequential):
         return x
 
     def _fused(self, x: Tensor) -> Tensor:
-        from ciflows.kernels.gpu import perceptron
+        from ciflows.kernels.gpu import chain
 
         assert self.activation is not None
-        return perceptron(x, self._weights(), [part.bias for part in self._maps], self.activation)
+        first, *between, last = self._weights()
+        biases: list[Tensor] = [part.bias for part in self._maps]
+        given: Inner | None = self.__dict__.get("given")
+        if given is None:
+            middle = between[0][None] if len(between) == 1 else torch.stack(between)
+            given = middle, torch.stack(biases[:-1])
+        return chain(x, None, first, given[0], last, given[1], biases[-1], self.activation)[0]
+
+
+Inner = tuple[Tensor, Tensor]
+
+
+def stacked_maps(networks: Sequence[Perceptron]) -> dict[nn.Module, Inner]:
+    """What the kernel takes of several networks beside their first and last weight and last bias.
+
+    That is the weights between, and the biases, of all networks of one size in one piece.
+    """
+    stacked: dict[nn.Module, Inner] = {}
+    for group in grouped(networks, lambda network: tuple(network.sizes)):
+        maps = [network._maps for network in group]
+        weights = torch.stack([part.weight for each in maps for part in each[1:-1]])
+        biases = torch.stack([part.bias for each in maps for part in each[:-1]])
+        pairs = (part.unflatten(0, (len(group), -1)).unbind() for part in (weights, biases))
+        stacked |= zip(group, zip(*pairs, strict=True), strict=True)
+    return stacked
 
 
 class MLP(Perceptron):

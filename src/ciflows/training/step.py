@@ -169,10 +169,11 @@ class CapturedStep(Step):
 
     @contextmanager
     def _compiled(self) -> Iterator[None]:
-        """Compile the layers that can be, for a while; not where that would change the gradient.
+        """Have kernels compiled, and layers that are none of ours, for a while.
 
-        The large convolutions of images gain little, and would take minutes to compile. (A compiler's
-        mistakes are silent: some releases of torch get that of zuko's splines wrong.)
+        Those not where that would change the gradient: a compiler's mistakes are silent, and some
+        releases of torch get that of zuko's splines wrong. The large convolutions of images gain little,
+        and would take minutes.
         """
         if len(self.flow.shape) > 1:
             yield
@@ -185,6 +186,9 @@ class CapturedStep(Step):
             # torch's compiler loads here, while kernels compile
             compiled = [torch.compile(getattr(part, name)) for part, name in pure]
         self.has_kernels = compiler.used
+        if not pure:
+            yield
+            return
         plain = self._gradient()
         try:
             for (part, name), method in zip(pure, compiled, strict=True):

@@ -1,0 +1,71 @@
+"""Normal densities and affine maps whose gradients are written out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Normal
+
+from ciflows.kernels.normal import affine, log_normal, place_normal
+
+SHAPES = {  # x, and a network's output for it
+    "vectors": ((4, 3), (4, 6)),
+    "draws of one row": ((2, 4, 3), (4, 6)),
+    "one x for all": ((3,), (4, 6)),
+    "images": ((2, 2, 3, 3), (2, 4, 3, 3)),
+}
+
+
+def numbers(*shapes: tuple[int, ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator).double().requires_grad_() for shape in shapes]
+
+
+def check(function: Callable[..., object], *inputs: Tensor) -> None:
+    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+def test_a_normal_density(shapes: tuple[tuple[int, ...], ...]) -> None:
+    (x, moments), dims = numbers(*shapes), 3 if len(shapes[1]) == 4 else 1
+    mean, log_std = moments.chunk(2, dim=-dims)
+    expected = Normal(mean, log_std.exp()).log_prob(x).flatten(-dims).sum(-1)
+    torch.testing.assert_close(log_normal(x, moments, dims), expected)
+    check(lambda x, moments: log_normal(x, moments, dims), x, moments)
+
+
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("shifted", [False, True])
+def test_a_draw_and_its_density(shapes: tuple[tuple[int, ...], ...], shifted: bool) -> None:
+    dims = 3 if len(shapes[1]) == 4 else 1
+    (moments,) = numbers(shapes[1])
+    epsilon, shift = torch.randn(2, *torch.broadcast_shapes(shapes[0], moments.chunk(2, -dims)[0].shape))
+    epsilon, shift = epsilon.double(), shift.double().requires_grad_()
+    x, value = place_normal(epsilon, moments, dims, shift if shifted else None)
+    mean, log_std = moments.chunk(2, dim=-dims)
+    torch.testing.assert_close(x, mean + log_std.exp() * epsilon + (shift if shifted else 0))
+    assert torch.equal(value, log_normal(x, moments, dims))
+    if shifted:
+        check(lambda moments, shift: place_normal(epsilon, moments, dims, shift), moments, shift)
+    else:
+        check(lambda moments: place_normal(epsilon, moments, dims), moments)
+
+
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+def test_an_affine_map(shapes: tuple[tuple[int, ...], ...]) -> None:
+    (x, parameters), dims = numbers(*shapes), 3 if len(shapes[1]) == 4 else 1
+    s, t = parameters.chunk(2, dim=-dims)
+    z, log_det = affine(x, parameters, dims)
+    torch.testing.assert_close(z, s.exp() * (x + t))
+    torch.testing.assert_close(log_det, s.flatten(-dims).sum(-1).expand(log_det.shape))
+    assert log_det.shape == z.shape[: z.ndim - dims]
+    check(lambda x, parameters: affine(x, parameters, dims), x, parameters)
+
+
+def test_a_second_derivative_where_the_parameters_are_made_of_x() -> None:
+    (x,) = numbers((3, 2))
+    check(lambda x: log_normal(x, torch.cat([x.sin(), x.cos()], -1), 1), x)
