@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from ciflows.kernels.normal import log_normal, place_normal
+from ciflows.kernels.normal import draw_normal, log_normal, place_normal
 from ciflows.layers import Shape, as_shape, check_halves, check_shape, sum_event
 from ciflows.noise import Noise
 
@@ -131,8 +131,8 @@ class ConditionalNormal(Density):
         noise: Noise | None = None,
     ) -> Tensor:
         context = self._check_context(context)
-        mean, log_std = self._moments(context).chunk(2, dim=-len(self.shape))
-        return mean + torch.exp(log_std) * self._epsilon(leading, context, noise)
+        epsilon = self._epsilon(leading, context, noise)
+        return draw_normal(epsilon, self._moments(context), len(self.shape))
 
     def draw_with_log_prob(
         self,

@@ -1,7 +1,7 @@
-"""Small networks by hand, forwards and backwards.
+"""Small networks, densities and maps by hand, forwards and backwards.
 
-`cpu` has them in few operations that stay in the cache, `gpu` as one kernel each way, where triton is
-installed (it comes with torch's CUDA builds).
+`cpu` and `normal` have them in few operations; `gpu`, `gpu_normal` and `gpu_log_det` as one kernel each
+way, where triton is installed (it comes with torch's CUDA builds).
 """
 
 from __future__ import annotations

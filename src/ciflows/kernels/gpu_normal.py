@@ -75,13 +75,15 @@ class _PlaceNormal(torch.autograd.Function):
         _launch(_place_kernel, epsilon, moments, shift, x, value, results=[x, value], SHIFTED=shifted)
         ctx.shifted = shifted
         ctx.save_for_backward(epsilon, moments, shift)
+        ctx.set_materialize_grads(False)
         return x, value
 
     @staticmethod
     @once_differentiable
     def backward(ctx, by_x, grad):
         epsilon, moments, shift = ctx.saved_tensors
-        by_x, grad = by_x.contiguous(), grad.reshape(-1)
+        by_x = torch.zeros_like(epsilon) if by_x is None else by_x.contiguous()
+        grad = by_x.new_zeros(1).expand(by_x[..., 0].numel()) if grad is None else grad.reshape(-1)
         by_moments = torch.empty_like(moments)
         by_shift = torch.empty_like(shift) if ctx.shifted else by_x
         _launch(

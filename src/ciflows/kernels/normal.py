@@ -7,7 +7,7 @@ backward passes are written out, in about as many operations as the forward ones
 
 from __future__ import annotations
 
-__all__ = ["affine", "log_normal", "place_normal"]
+__all__ = ["affine", "draw_normal", "log_normal", "place_normal"]
 
 import math
 from typing import Any
@@ -34,6 +34,14 @@ def log_normal(x: Tensor, moments: Tensor, dims: int) -> Tensor:
 
         return by_kernel(x, moments)
     return _LogNormal.apply(x, moments, dims)
+
+
+def draw_normal(epsilon: Tensor, moments: Tensor, dims: int) -> Tensor:
+    """x = mean + exp(log_std) ε, which is what `place_normal` gives without a shift."""
+    if kernels.fits_vectors(epsilon, moments, dims):
+        return place_normal(epsilon, moments, dims)[0]
+    mean, log_std = moments.chunk(2, dim=-dims)
+    return mean + torch.exp(log_std) * epsilon
 
 
 def place_normal(
