@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from ciflows.config import read_overrides, resolve
+from ciflows.data import load_dataset
 from ciflows.data.synthetic import SYNTHETIC, Synthetic, get_synthetic
 from ciflows.errors import UserError
+from ciflows.run import fit, load_run
 
 SETS = list(SYNTHETIC.values())
 EXACT = [each for each in SETS if each.log_density is not None]
@@ -295,3 +299,28 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         get_synthetic("anulus")
     with pytest.raises(UserError, match=r"Known: .*two-spirals"):
         get_synthetic("zzzz")
+
+
+def test_other_training_points_leave_the_test_as_it_is() -> None:
+    own, more = load_dataset("annulus"), load_dataset("annulus", training_points=12_000)
+    assert more.train.shape == (12_000, 2)
+    drawn = torch.cat([own.train, own.validation, own.test])
+    assert {*map(tuple, more.train.tolist())}.isdisjoint(map(tuple, drawn.tolist()))
+    assert torch.equal(more.validation, own.validation)
+    assert torch.equal(more.test, own.test)
+    assert more.fingerprint != own.fingerprint
+    assert torch.equal(load_dataset("annulus", training_points=12_000).train, more.train)
+
+
+def test_a_run_remembers_its_training_points(tmp_path: Path) -> None:
+    words = ["training_points=300", "steps=1", "layers=1", "hidden=[4, 4]", "evaluation.samples=2"]
+    config = resolve("annulus", "cif-resflow", layers=[read_overrides("cif-resflow", words)])
+    fit(config, tmp_path / "run")
+    assert len(load_run(tmp_path / "run").dataset().train) == 300
+
+
+def test_only_what_is_drawn_has_other_training_points() -> None:
+    with pytest.raises(UserError, match=r"people\.csv: training_points is for built-in 2-D sets"):
+        resolve("people.csv", "maf", layers=[{"training": {"training_points": 5}}])
+    with pytest.raises(UserError, match="power: training_points"):
+        load_dataset("power", training_points=5)

@@ -21,7 +21,14 @@ from typing import Any
 import tomli_w
 from pydantic import Field
 
-from ciflows.data import PLAIN_TABLE, TableSettings, holds_images, holds_table, is_built_in
+from ciflows.data import (
+    PLAIN_TABLE,
+    TableSettings,
+    check_drawn,
+    holds_images,
+    holds_table,
+    is_built_in,
+)
 from ciflows.errors import UserError, nearest
 from ciflows.files import parse_toml
 from ciflows.models import MODELS, get_model
@@ -176,6 +183,8 @@ def _lay_over(
             f"Estimated log-determinants would raise the bound of objective = {training.objective!r} by "
             "their own noise: set objective=elbo, or another log_det."
         )
+    if training.training_points is not None:
+        check_drawn(data)
     evaluation = parse_settings(EvaluationSettings, merged["evaluation"], "evaluation")
     table = parse_settings(TableSettings, merged["table"], "table")
     whole = {

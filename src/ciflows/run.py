@@ -214,7 +214,10 @@ def fit(
     say = partial(console.print, markup=False, soft_wrap=True)
     if table is None:
         watch = partial(_watch, console)
-        dataset = load_dataset(config.data, say=say, table=config.table, watch=watch)
+        points = config.training.training_points
+        dataset = load_dataset(
+            config.data, say=say, table=config.table, watch=watch, training_points=points
+        )
     else:
         config = config.model_copy(update={"data": KEPT})
         dataset = table_dataset(config.data, lambda: table.iter_slices(), config.table, say)
@@ -553,7 +556,7 @@ def _commit() -> str | None:
 
 def _same_data(folder: Path, config: RunConfig, fingerprint: str) -> Dataset:
     name = config.data if config.data != KEPT else str(folder / KEPT)
-    dataset = load_dataset(name, table=config.table)
+    dataset = load_dataset(name, table=config.table, training_points=config.training.training_points)
     if dataset.fingerprint != fingerprint:
         raise UserError(
             f"The data of {name} have changed since the run began, or come from other files than then."

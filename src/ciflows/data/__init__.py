@@ -3,6 +3,7 @@
 from ciflows.data.benchmarks import BENCHMARKS, Benchmark, data_folder, describe_benchmark
 from ciflows.data.dataset import (
     Dataset,
+    check_drawn,
     holds_images,
     holds_table,
     is_built_in,
@@ -34,6 +35,7 @@ __all__ = [
     "TableLike",
     "TableSettings",
     "as_frame",
+    "check_drawn",
     "data_folder",
     "describe_benchmark",
     "get_synthetic",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "Dataset",
+    "check_drawn",
     "holds_images",
     "holds_table",
     "is_built_in",
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 SPLIT_SEED = 2020
+MORE_SEED = 1  # of points beside those that are drawn with the other one
 SYNTHETIC_SIZES = (10_000, 1_000, 5_000)
 HELD_OUT = 0.1
 FEWEST_ROWS = 10
@@ -112,6 +114,12 @@ def is_built_in(name: str) -> bool:
     return name in SYNTHETIC or name in BENCHMARKS
 
 
+def check_drawn(name: str) -> None:
+    """Refuse a data set of which no more points can be drawn than it has."""
+    if name not in SYNTHETIC:
+        raise UserError(f"{name}: training_points is for built-in 2-D sets, which can be drawn from.")
+
+
 def holds_images(name: str) -> bool:
     """Whether a data set is one of images, as far as its name tells: a built-in one, or a folder."""
     if is_built_in(name):
@@ -130,6 +138,7 @@ def load_dataset(
     say: Say = silent,
     table: TableSettings | None = None,
     watch: Watch = unwatched,
+    training_points: int | None = None,
 ) -> Dataset:
     """Load a built-in set by its name, a table from a file, or images from a folder.
 
@@ -139,6 +148,8 @@ def load_dataset(
         say: Hears what takes long.
         table: Which columns of a table to take, and how.
         watch: Shows how far the reading of a table has come.
+        training_points: How many points to draw for training, in place of the 10,000 that a built-in 2-D
+            set has; those for validation and testing stay the same.
 
     Example:
         >>> load_dataset("two-uniforms").train.shape
@@ -146,10 +157,16 @@ def load_dataset(
     """
     if (is_built_in(name) or Path(name).is_dir()) and table not in (None, PLAIN_TABLE):
         raise UserError(f"{name}: columns, bounds, weights and the like are for tables in files.")
+    if training_points is not None:
+        check_drawn(name)
     if name in SYNTHETIC:
         truth = SYNTHETIC[name]
         points = truth.sample(sum(SYNTHETIC_SIZES), seed=SPLIT_SEED)
-        return _split(name, points, SYNTHETIC_SIZES, ("x1", "x2"), truth)
+        train, validation, test = points.split(SYNTHETIC_SIZES)
+        if training_points is not None:
+            train = truth.sample(training_points, seed=MORE_SEED)
+        digest = hashlib.sha256(torch.cat([train, validation, test]).numpy().tobytes()).hexdigest()
+        return Dataset(name, train, validation, test, ("x1", "x2"), SPLIT_SEED, digest, truth)
     if name in BENCHMARKS:
         train, validation, test, columns, fingerprint, _ = load_benchmark(name, folder, say)
         seed = BENCHMARKS[name].seed
@@ -287,15 +304,3 @@ def _shuffle(rows: int, what: str) -> tuple[Tensor, tuple[int, int, int]]:
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(SPLIT_SEED))
     held_out = max(1, int(HELD_OUT * rows))
     return order, (rows - 2 * held_out, held_out, held_out)
-
-
-def _split(
-    name: str,
-    points: Tensor,
-    sizes: tuple[int, int, int],
-    columns: tuple[str, ...],
-    truth: Synthetic | None,
-) -> Dataset:
-    train, validation, test = points.split(list(sizes))
-    digest = hashlib.sha256(points.contiguous().numpy().tobytes()).hexdigest()
-    return Dataset(name, train, validation, test, columns, SPLIT_SEED, digest, truth)

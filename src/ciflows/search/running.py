@@ -57,9 +57,10 @@ def run_search(
     find_device(device)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     config = plan.config(plan.choices[0])
-    fingerprint = load_dataset(config.data, say=say, table=config.table).fingerprint
+    points = config.training.training_points
+    dataset = load_dataset(config.data, say=say, table=config.table, training_points=points)
     folder.mkdir(parents=True, exist_ok=True)
-    search = Search(plan, folder, seeds, fingerprint)
+    search = Search(plan, folder, seeds, dataset.fingerprint)
     worker = Worker(search, device, console)
     if not plan.trials:
         say(f"{plan.title} has no grid to search over: its settings are taken as they are.")

@@ -16,6 +16,9 @@ class TrainingSettings(Settings):
     """How a flow is trained."""
 
     steps: int = Field(10_000, ge=1, description="optimiser steps")
+    training_points: int | None = Field(
+        None, ge=1, description="points to draw for training on a built-in 2-D set; its 10,000 if none"
+    )
     batch_size: int = Field(1000, ge=1, description="points in one step")
     optimizer: Literal["adam", "muon"] = Field(
         "adam", description="what takes the steps: adam, or muon for matrices (from 16 × 16) beside it"
