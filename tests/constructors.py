@@ -69,12 +69,13 @@ class Case(NamedTuple):
     domain: Callable[[Tensor], Tensor] = torch.clone
 
 
-def affine(features: int, context_features: int) -> Affine:
-    return Affine(features, MLP(context_features, 2 * features, [8]), context_features)
+def affine(features: int, context_features: int, layers: int = 1) -> Affine:
+    return Affine(features, MLP(context_features, 2 * features, [8] * layers), context_features)
 
 
-def normal(features: int, context_features: int) -> ConditionalNormal:
-    return ConditionalNormal(MLP(context_features, 2 * features, [8]), features, context_features)
+def normal(features: int, context_features: int, layers: int = 1) -> ConditionalNormal:
+    network = MLP(context_features, 2 * features, [8] * layers)
+    return ConditionalNormal(network, features, context_features)
 
 
 def residual(features: int, context_features: int = 0) -> Residual:

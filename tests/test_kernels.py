@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -20,9 +20,10 @@ from ciflows import kernels
 from ciflows.kernels import normal
 from ciflows.networks import MLP, LipschitzMLP, MaskedMLP, converge_norms
 from ciflows.networks.lipschitz import scaled_weights
+from ciflows.networks.mlp import stacked_maps
 from ciflows.noise import RowNoise
 from ciflows.precision import float32_products
-from ciflows.prepared import giving
+from ciflows.prepared import detached, giving
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -169,8 +170,54 @@ def test_a_gradient_that_all_rows_share() -> None:
     torch.manual_seed(0)
     point, output = torch.randn(9, 2, device=DEVICE), torch.randn(9, 4, device=DEVICE).requires_grad_()
     values = normal._plain_log_normal(point, output, 1), gpu_normal.log_normal(point, output)
-    plain, fused = (torch.autograd.grad(value.mean(), output)[0] for value in values)
+    plain, fused = (torch.autograd.grad(value.sum(), output)[0] for value in values)
     torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_a_shift_that_all_rows_share() -> None:
+    torch.manual_seed(0)
+    epsilon, output = torch.randn(3, 5, 2, device=DEVICE), torch.randn(5, 4, device=DEVICE)
+    shift = torch.randn(2, device=DEVICE).requires_grad_()
+    plain = normal._plain_place_normal(epsilon, output, 1, shift)
+    check(plain, gpu_normal.place_normal(epsilon, output, shift), [shift])
+
+
+def twice() -> dict[str, Callable[[Tensor], Tensor]]:
+    network, output = MLP(2, 2, [8, 8]).to(DEVICE), torch.randn(5, 4, device=DEVICE)
+    identity = torch.eye(2, device=DEVICE)[:, None]
+    return {
+        "a network": lambda x: network._fused(x),
+        "a determinant": lambda x: log_det(identity + 0.1 * x),
+        "a density": lambda x: gpu_normal.log_normal(x, output),
+        "a draw": lambda x: gpu_normal.place_normal(output[:, :2], torch.cat([x, x], -1), None)[1],
+        "a map": lambda x: gpu_normal.affine(output[:, :2], torch.cat([x, x], -1))[1],
+    }
+
+
+@pytest.mark.parametrize("name", ["a network", "a determinant", "a density", "a draw", "a map"])
+def test_a_second_derivative_is_refused(name: str) -> None:
+    """Where it is not, torch takes it for zero."""
+    function, x = twice()[name], torch.randn(5, 2, device=DEVICE)
+    with pytest.raises(RuntimeError, match="second derivatives on a CPU"):
+        torch.autograd.functional.hessian(lambda x: function(x).square().sum(), x)
+
+
+def test_networks_whose_maps_are_stacked_together() -> None:
+    torch.manual_seed(0)
+    networks = [MLP(2, 4, sizes).to(DEVICE) for sizes in ([8, 8], [8, 8], [16, 16, 16])]
+    inputs = [torch.randn(20, 2, device=DEVICE, requires_grad=True)]
+    for network in networks:
+        inputs += network.parameters()
+    alone = tuple(network._fused(inputs[0]) for network in networks)
+    with giving(stacked_maps(networks)):
+        together = tuple(network._fused(inputs[0]) for network in networks)
+        with detached(networks[0]):
+            constant = networks[0]._fused(inputs[0])
+    torch.testing.assert_close(constant, alone[0])
+    check(alone, together, inputs)
+    first, second, _ = (part for part in networks[0] if isinstance(part, torch.nn.Linear))
+    inner = [second.weight, first.bias, second.bias]
+    assert torch.autograd.grad(constant.sum(), inner, allow_unused=True) == (None,) * 3
 
 
 @pytest.mark.parametrize("features", [2, 3, 17, 43])

@@ -515,7 +515,8 @@ def test_captured_gradient_on_a_gpu_is_the_plain_one_on_a_cpu(
 
     def make() -> Flow:
         first = Indexed(affine(2, 2), Flow([spline(1, 3)]), Flow([spline(1, 3)]), context_shape=(1,))
-        inner = Flow([residual(2), LULinear(2), Indexed(affine(2, 1), normal(1, 2), normal(1, 2))])
+        fused = Indexed(affine(2, 1, layers=2), normal(1, 2, layers=2), normal(1, 2, layers=2))
+        inner = Flow([residual(2), LULinear(2), fused])
         return generic(Flow([first, LULinear(2)], inner)).float()
 
     flows = make(), make().cuda()

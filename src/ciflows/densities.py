@@ -40,11 +40,6 @@ class Density(nn.Module, ABC):
         """Whether `log_weight` carries noise that may not enter a log-mean-exp over draws."""
         return False
 
-    @property
-    def pure(self) -> tuple[str, ...]:
-        """Methods that are arithmetic alone, without draws, so that they can be compiled."""
-        return ()
-
     @abstractmethod
     def log_weight(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
         """The log (*) of an unbiased estimate of p(x | context), from one draw; exact where `exact`."""

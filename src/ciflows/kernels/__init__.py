@@ -51,11 +51,8 @@ def fits_matrix(matrix: Tensor) -> bool:
 
 def fits_vectors(x: Tensor, halves: Tensor, dims: int) -> bool:
     """Whether `kernels.gpu_normal` takes x (*, d) and a network's output (*, 2d) for it."""
-    return (
-        INSTALLED
-        and x.is_cuda
-        and x.dtype == torch.float32
-        and dims == 1
-        and x.shape[-1] <= MOST_INPUTS
-        and 0 < max(2 * x.numel(), halves.numel()) <= MOST_NUMBERS // 2
-    )
+    if not INSTALLED or not x.is_cuda or dims != 1 or x.shape[-1] > MOST_INPUTS:
+        return False
+    leading = torch.broadcast_shapes(x.shape[:-1], halves.shape[:-1])
+    few = 0 < 4 * leading.numel() * x.shape[-1] <= MOST_NUMBERS
+    return few and x.dtype == halves.dtype == torch.float32

@@ -56,14 +56,19 @@ def _fake(matrix, save):
     return matrix.new_empty(n), matrix.new_empty((d, n, d) if save else 0)
 
 
+@operation(lambda grad, matrix, inverse: torch.empty_like(inverse))
+def _log_det_backward(grad: Tensor, matrix: Tensor, inverse: Tensor) -> Tensor:
+    """The gradient of the matrix, which is given so that this is known to depend on it."""
+    return grad[:, None] * inverse
+
+
 def _keep(ctx, inputs, output):
-    ctx.save_for_backward(output[1])
+    ctx.save_for_backward(inputs[0], output[1])
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx, grad, _):
-    (inverse,) = ctx.saved_tensors
-    return None if grad is None else grad[:, None] * inverse, None
+    return None if grad is None else _log_det_backward(grad, *ctx.saved_tensors), None
 
 
 @operation(_fake, _backward, _keep)

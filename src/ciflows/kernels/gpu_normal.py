@@ -18,9 +18,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ciflows.kernels.ahead import launch
+from ciflows.kernels.operations import refuse_twice
 
 HALF_LOG_2_PI: tl.constexpr = tl.constexpr(0.5 * math.log(2 * math.pi))
 TILE = 512  # numbers of one kind in a program
@@ -35,7 +35,7 @@ def log_normal(x: Tensor, moments: Tensor) -> Tensor:
 def place_normal(epsilon: Tensor, moments: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor]:
     """x = mean + exp(log_std) ε + shift (*, d), and log N(x; mean, diag(exp(log_std))²) (*)."""
     epsilon, moments = _spread(epsilon, moments)
-    return _PlaceNormal.apply(epsilon, moments, shift)
+    return _PlaceNormal.apply(epsilon, moments, None if shift is None else shift.expand_as(epsilon))
 
 
 def affine(x: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,8 +54,8 @@ class _LogNormal(torch.autograd.Function):
         return value
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
+        _check_once()
         x, moments = ctx.saved_tensors
         by_x, by_moments, grad = torch.empty_like(x), torch.empty_like(moments), grad.reshape(-1)
         _launch(
@@ -79,8 +79,8 @@ class _PlaceNormal(torch.autograd.Function):
         return x, value
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, by_x, grad):
+        _check_once()
         epsilon, moments, shift = ctx.saved_tensors
         by_x = torch.zeros_like(epsilon) if by_x is None else by_x.contiguous()
         grad = by_x.new_zeros(1).expand(by_x[..., 0].numel()) if grad is None else grad.reshape(-1)
@@ -103,8 +103,8 @@ class _Affine(torch.autograd.Function):
         return z, log_det
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, by_z, grad):
+        _check_once()
         parameters, z = ctx.saved_tensors
         by_z, grad = by_z.contiguous(), grad.reshape(-1)
         by_x, by_parameters = torch.empty_like(z), torch.empty_like(parameters)
@@ -113,6 +113,11 @@ class _Affine(torch.autograd.Function):
             results=[by_x, by_parameters],
         )  # fmt: skip
         return by_x, by_parameters
+
+
+def _check_once():
+    if torch.is_grad_enabled():
+        refuse_twice()
 
 
 def _spread(x: Tensor, halves: Tensor) -> tuple[Tensor, Tensor]:

@@ -37,11 +37,11 @@ def log_normal(x: Tensor, moments: Tensor, dims: int) -> Tensor:
 
 
 def draw_normal(epsilon: Tensor, moments: Tensor, dims: int) -> Tensor:
-    """x = mean + exp(log_std) ε, which is what `place_normal` gives without a shift."""
+    """x = mean + exp(log_std) ε, as `place_normal` has it: for moments alone there is a gradient."""
     if kernels.fits_vectors(epsilon, moments, dims):
         return place_normal(epsilon, moments, dims)[0]
     mean, log_std = moments.chunk(2, dim=-dims)
-    return mean + torch.exp(log_std) * epsilon
+    return mean + torch.exp(log_std) * epsilon.detach()
 
 
 def place_normal(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["operation"]
+__all__ = ["operation", "refuse_twice"]
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ def operation(
 
     Arguments:
         fake: Makes results of the same shapes, without values.
-        backward: Its gradients, from a context and those of its results.
+        backward: Its gradients, from a context and those of its results; refused where None.
         setup_context: Keeps in that context what they need.
     """
 
@@ -32,11 +32,15 @@ def operation(
         _library.define(name + torch.library.infer_schema(function, mutates_args=()))
         _library.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"ciflows::{name}", fake, lib=_library)
-        if backward is not None:
-            torch.library.register_autograd(
-                f"ciflows::{name}", backward, setup_context=setup_context, lib=_library
-            )
+        torch.library.register_autograd(
+            f"ciflows::{name}", backward or refuse_twice, setup_context=setup_context, lib=_library
+        )
         made: Callable[..., Any] = getattr(torch.ops.ciflows, name).default
         return made
 
     return make
+
+
+def refuse_twice(*_: Any) -> None:
+    """Say that there is no second derivative; without this torch would take it for zero."""
+    raise RuntimeError("Kernels on a GPU are differentiated once: take second derivatives on a CPU.")

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from ciflows.bijections import Residual, Roulette
 from ciflows.bijections.log_det import ELIMINATION_LIMIT
 from ciflows.concurrency import two_lines
-from ciflows.densities import Density
 from ciflows.flow import Flow
 from ciflows.kernels.ahead import compiled_ahead
 from ciflows.layers import Layer
@@ -169,7 +168,7 @@ class CapturedStep(Step):
 
     @contextmanager
     def _compiled(self) -> Iterator[None]:
-        """Have kernels compiled, and layers that are none of ours, for a while.
+        """Have kernels compiled, and for a while layers that are none.
 
         Those not where that would change the gradient: a compiler's mistakes are silent, and some
         releases of torch get that of zuko's splines wrong. The large convolutions of images gain little,
@@ -178,7 +177,7 @@ class CapturedStep(Step):
         if len(self.flow.shape) > 1:
             yield
             return
-        parts = [part for part in self.flow.modules() if isinstance(part, Layer | Density)]
+        parts = [part for part in self.flow.modules() if isinstance(part, Layer)]
         pure = [(part, name) for part in parts for name in part.pure]
         with compiled_ahead() as compiler:
             with suppress(Exception):  # what is really wrong will be told below
