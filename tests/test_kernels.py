@@ -157,19 +157,29 @@ def test_normal_densities_and_affine_maps(
     output = torch.randn(*halves, 2 * features, device=DEVICE)
     for tensor in (point, shift, output):
         tensor.requires_grad_()
-    plain, fused = normal._plain_log_normal(point, output, 1), gpu_normal.log_normal(point, output)
+    plain, fused = (
+        normal._plain_log_normal(point, output, point.shape[-1:]),
+        gpu_normal.log_normal(point, output),
+    )
     check((plain,), (fused,), [point, output])
     for moved, used in itertools.product((None, shift), (slice(2), slice(1), slice(1, 2))):
         inputs = [output] if moved is None else [output, moved]
-        expected = normal._plain_place_normal(epsilon, output, 1, moved)
+        expected = normal._plain_place_normal(epsilon, output, epsilon.shape[-1:], moved)
         check(expected[used], gpu_normal.place_normal(epsilon, output, moved)[used], inputs)
-    check(normal._plain_affine(point, output, 1), gpu_normal.affine(point, output), [point, output])
+    check(
+        normal._plain_affine(point, output, point.shape[-1:]),
+        gpu_normal.affine(point, output),
+        [point, output],
+    )
 
 
 def test_a_gradient_that_all_rows_share() -> None:
     torch.manual_seed(0)
     point, output = torch.randn(9, 2, device=DEVICE), torch.randn(9, 4, device=DEVICE).requires_grad_()
-    values = normal._plain_log_normal(point, output, 1), gpu_normal.log_normal(point, output)
+    values = (
+        normal._plain_log_normal(point, output, point.shape[-1:]),
+        gpu_normal.log_normal(point, output),
+    )
     plain, fused = (torch.autograd.grad(value.sum(), output)[0] for value in values)
     torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
 
@@ -178,7 +188,7 @@ def test_a_shift_that_all_rows_share() -> None:
     torch.manual_seed(0)
     epsilon, output = torch.randn(3, 5, 2, device=DEVICE), torch.randn(5, 4, device=DEVICE)
     shift = torch.randn(2, device=DEVICE).requires_grad_()
-    plain = normal._plain_place_normal(epsilon, output, 1, shift)
+    plain = normal._plain_place_normal(epsilon, output, epsilon.shape[-1:], shift)
     check(plain, gpu_normal.place_normal(epsilon, output, shift), [shift])
 
 

@@ -117,7 +117,7 @@ class ConditionalNormal(Density):
 
     def log_weight(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
         check_shape(x, self.shape, "ConditionalNormal")
-        return log_normal(x, self._moments(self._check_context(context)), len(self.shape))
+        return log_normal(x, self._moments(self._check_context(context)), self.shape)
 
     def draw(
         self,
@@ -127,7 +127,7 @@ class ConditionalNormal(Density):
     ) -> Tensor:
         context = self._check_context(context)
         epsilon = self._epsilon(leading, context, noise)
-        return draw_normal(epsilon, self._moments(context), len(self.shape))
+        return draw_normal(epsilon, self._moments(context), self.shape)
 
     def draw_with_log_prob(
         self,
@@ -138,7 +138,7 @@ class ConditionalNormal(Density):
     ) -> tuple[Tensor, Tensor]:
         context = self._check_context(context)
         epsilon = self._epsilon(leading, context, noise)
-        return place_normal(epsilon, self._moments(context), len(self.shape), shift)
+        return place_normal(epsilon, self._moments(context), self.shape, shift)
 
     def _epsilon(
         self, leading: torch.Size | tuple[int, ...], context: Tensor, noise: Noise | None

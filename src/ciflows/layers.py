@@ -19,6 +19,7 @@ __all__ = [
     "Layer",
     "Shape",
     "as_shape",
+    "beside_event",
     "check_halves",
     "check_order",
     "check_shape",
@@ -64,6 +65,11 @@ def leading_shape(value: Tensor, shape: Shape) -> torch.Size:
 def sum_event(value: Tensor, shape: Shape) -> Tensor:
     """Sum a value (*, shape) over all of its shape's dimensions: (*)."""
     return value.sum(tuple(range(-len(shape), 0)))
+
+
+def beside_event(value: Tensor, shape: Shape) -> Tensor:
+    """A value (*) with a dimension of size 1 for each of a shape's, so that it multiplies (*, shape)."""
+    return value.reshape(*value.shape, *[1] * len(shape))
 
 
 def check_halves(output: Tensor, shape: Shape, what: str) -> Tensor:

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from ciflows.densities import Density
 from ciflows.estimate import log_mean_exp
 from ciflows.flow import Flow
+from ciflows.layers import beside_event
 from ciflows.noise import Noise
 from ciflows.prepared import detached
 from ciflows.rows import Rows
@@ -72,7 +73,7 @@ class DReG:
         weights = torch.softmax(log_weights.detach(), dim=0)
         for u in paths.drawn:
             if u.requires_grad:
-                u.register_hook(lambda grad: grad * _beside(weights, grad))
+                u.register_hook(lambda grad: grad * beside_event(weights, grad.shape[weights.ndim :]))
         return rows.weighted(log_mean_exp(log_weights))
 
 
@@ -130,11 +131,6 @@ class _PathDraw(nn.Module):
         self, leading: torch.Size, context: Tensor, tape: _Tape, path: Tensor
     ) -> tuple[Tensor, Tensor]:
         return self.density.draw_with_log_prob(leading, context, tape, shift=path - path.detach())
-
-
-def _beside(weights: Tensor, value: Tensor) -> Tensor:
-    """Weights (*) with dimensions of size 1 added, so that they multiply a value (*, shape)."""
-    return weights.reshape(*weights.shape, *[1] * (value.ndim - weights.ndim))
 
 
 def _refuse_noise(flow: Flow) -> None:

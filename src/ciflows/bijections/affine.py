@@ -36,7 +36,7 @@ class Affine(Bijection):
         self.network = network
 
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
-        return affine(x, check_halves(self.network(context), self.shape, "Affine"), len(self.shape))
+        return affine(x, check_halves(self.network(context), self.shape, "Affine"), self.shape)
 
     def _decode(self, z: Tensor, context: Tensor | None, noise: Noise) -> Tensor:
         s, t = halves(self.network(context), self.shape, "Affine")

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ciflows import kernels
 from ciflows.kernels.plain import plain_gradients
-from ciflows.layers import Shape, leading_shape, sum_event
+from ciflows.layers import Shape, beside_event, leading_shape, sum_event
 from ciflows.networks.lipschitz import LipschitzNetwork
 from ciflows.noise import Noise
 
@@ -165,7 +165,7 @@ class Series:
         going = x.new_ones(leading_shape(probes, shape))
         for k in range(1, MAX_TERMS + 1):
             sign = going * (-1) ** (k + 1)
-            series = torch.addcmul(series, sign.reshape(*sign.shape, *[1] * len(shape)), power)
+            series = torch.addcmul(series, beside_event(sign, shape), power)
             power = network(x, power, context)[1]
             value = value + sign / k * sum_event(probes * power, shape)
             size = sum_event(power.square(), shape).sqrt() * math.prod(shape) ** 0.5

@@ -49,10 +49,10 @@ def fits_matrix(matrix: Tensor) -> bool:
     )
 
 
-def fits_vectors(x: Tensor, halves: Tensor, dims: int) -> bool:
-    """Whether `kernels.gpu_normal` takes x (*, d) and a network's output (*, 2d) for it."""
-    if not INSTALLED or not x.is_cuda or dims != 1 or x.shape[-1] > MOST_INPUTS:
+def fits_vectors(x: Tensor, halves: Tensor, shape: Sequence[int]) -> bool:
+    """Whether `kernels.gpu_normal` takes x (*, shape) and a network's output (*, 2d) for it."""
+    if not INSTALLED or not x.is_cuda or len(shape) != 1 or shape[0] > MOST_INPUTS:
         return False
     leading = torch.broadcast_shapes(x.shape[:-1], halves.shape[:-1])
-    few = 0 < 4 * leading.numel() * x.shape[-1] <= MOST_NUMBERS
+    few = 0 < 4 * leading.numel() * shape[0] <= MOST_NUMBERS
     return few and x.dtype == halves.dtype == torch.float32

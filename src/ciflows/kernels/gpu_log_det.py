@@ -51,7 +51,7 @@ def _kernel(
         tl.store(inverse_ptr + columns * n * d + program * d + rows, tile, mask=inside)
 
 
-def _fake(matrix, save):
+def _outputs(matrix, save):
     d, n, _ = matrix.shape
     return matrix.new_empty(n), matrix.new_empty((d, n, d) if save else 0)
 
@@ -71,11 +71,11 @@ def _backward(ctx, grad, _):
     return None if grad is None else _log_det_backward(grad, *ctx.saved_tensors), None
 
 
-@operation(_fake, _backward, _keep)
+@operation(_outputs, _backward, _keep)
 def _log_det(matrix: Tensor, save: bool) -> tuple[Tensor, Tensor]:
     """Those of (d, n, d), (n,); and A⁻ᵀ (d, n, d) where it is saved for the way back."""
     d, n, _ = matrix.shape
-    logs, inverse = matrix.new_empty(n), matrix.new_empty((d, n, d) if save else 0)
+    logs, inverse = _outputs(matrix, save)
     size = max(16, triton.next_power_of_2(d))
     with torch.cuda.device_of(matrix):
         launch(  # a warp that holds its matrix alone waits for no other one
