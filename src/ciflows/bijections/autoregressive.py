@@ -69,15 +69,15 @@ class AutoregressiveSpline(Bijection):
 
     @property
     def pure(self) -> tuple[str, ...]:
-        return ("_transform",)
+        return ("_bend",)
 
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
-        return self._transform(x, context, self.network.draw_masks(x, context, noise))
+        masks = self.network.draw_masks(x, context, noise)
+        return self._bend(x, self.network(x, context, masks))
 
-    def _transform(
-        self, x: Tensor, context: Tensor | None, masks: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        z, log_det = self._splines(self.network(x, context, masks)).call_and_ladj(x)
+    def _bend(self, x: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """z and the log-determinant, from the splines' parameters."""
+        z, log_det = self._splines(numbers).call_and_ladj(x)
         return z, log_det.sum(-1)
 
     def _decode(self, z: Tensor, context: Tensor | None, noise: Noise) -> Tensor:

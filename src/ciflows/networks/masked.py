@@ -18,6 +18,7 @@ import zuko
 from torch import Tensor, nn
 
 from ciflows.groups import grouped
+from ciflows.kernels.linear import apart, linear
 from ciflows.layers import check_order, join
 from ciflows.networks.mlp import Perceptron
 from ciflows.noise import Noise
@@ -143,7 +144,7 @@ class _MaskedLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         given: tuple[Tensor, Tensor] | None = self.__dict__.get("given")
         weight, bias = (_masked_weight(self), self.bias) if given is None else given
-        return F.linear(input, weight, bias)
+        return linear(input, weight, bias)
 
 
 class _Block(nn.Module):
@@ -192,7 +193,7 @@ def padded_maps(networks: Sequence[MaskedResidualNet]) -> dict[nn.Module, tuple[
         linears, (_, before, behind) = [linear for linear, *_ in alike], alike[0]
         weights = F.pad(_all_masked(linears), (0, before, 0, behind))
         biases = F.pad(torch.stack([linear.bias for linear in linears]), (0, behind))
-        padded |= zip(linears, zip(weights, biases, strict=True), strict=True)
+        padded |= zip(linears, apart(weights, biases), strict=True)
     return padded
 
 

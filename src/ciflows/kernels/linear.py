@@ -1,0 +1,104 @@
+"""Linear maps of one shape, whose weights' gradients are taken all together, at the end.
+
+Nothing waits for the gradient of a weight but the optimiser. One by one, between those of the values,
+they keep a GPU as long as these do; in one product a tenth of that.
+"""
+
+from __future__ import annotations
+
+__all__ = ["apart", "linear"]
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ciflows.groups import grouped
+
+
+def apart(weights: Tensor, biases: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The maps of stacked weights (maps, out, in) and biases (maps, out), for `linear`."""
+    parts = _Apart.apply(weights, biases)
+    return list(zip(parts[: len(weights)], parts[len(weights) :], strict=True))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """W x + b: (*, in) -> (*, out), for maps that are `apart` and any other."""
+    products: _Products | None = getattr(weight.grad_fn, "products", None)
+    if products is None or not torch.is_grad_enabled() or not products.take(weight.output_nr, x):
+        return F.linear(x, weight, bias)
+    y = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias, products, weight.output_nr)
+    return y.reshape(*x.shape[:-1], -1)
+
+
+class _Products:
+    """What the gradients of a stack's weights are products of: what entered, and that of what left."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = _stream(device)
+        self.applied: set[int] = set()
+        self.factors: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def take(self, index: int, x: Tensor) -> bool:
+        """Whether this use of a map is its first, and where its stack's gradients will be taken."""
+        if index in self.applied or _stream(x.device) != self.stream:
+            return False
+        self.applied.add(index)
+        return True
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream | None:
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+
+class _Apart(torch.autograd.Function):
+    """The maps of a stack, whose gradients come as products' factors, or, of other uses, as they are."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, biases: Tensor) -> tuple[Tensor, ...]:
+        ctx.products = _Products(weights.device)
+        ctx.set_materialize_grads(False)
+        return *weights.unbind(), *biases.unbind()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, ...]:
+        parts, maps, factors = list(grads), len(grads) // 2, ctx.products.factors
+        for some in grouped(sorted(factors), lambda index: factors[index][0].shape):
+            x, grad = (torch.stack(each) for each in zip(*map(factors.pop, some), strict=True))
+            for index, weight, bias in zip(some, grad.mT @ x, grad.sum(1), strict=True):
+                parts[index] = _add(parts[index], weight)
+                parts[maps + index] = _add(parts[maps + index], bias)
+        return _stack(parts[:maps]), _stack(parts[maps:])
+
+
+def _add(one: Tensor | None, other: Tensor) -> Tensor:
+    return other if one is None else one + other
+
+
+def _stack(parts: Sequence[Tensor | None]) -> Tensor:
+    """The parts, with zeros for those that are None."""
+    some = next(part for part in parts if part is not None)
+    return torch.stack([torch.zeros_like(some) if part is None else part for part in parts])
+
+
+class _Linear(torch.autograd.Function):
+    """A map that leaves the products for its gradients to the stack it belongs to."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, products: _Products, index: int
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.products, ctx.index = products, index
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), (x, weight) = grads, ctx.saved_tensors
+        by_x = grad @ weight if ctx.needs_input_grad[0] else None
+        if torch.is_grad_enabled():  # to be differentiated again
+            return by_x, grad.mT @ x, grad.sum(0), None, None
+        ctx.products.factors[ctx.index] = x, grad
+        return by_x, None, None, None, None

@@ -1,0 +1,86 @@
+"""Linear maps of a stack, whose gradients are taken together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ciflows.kernels import linear as module
+from ciflows.kernels.linear import apart, linear
+
+
+class Count(TorchDispatchMode):
+    """Counts operations by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[func.overloadpacket.__name__] += 1
+        return func(*args, **kwargs or {})
+
+
+@pytest.fixture
+def maps() -> tuple[Tensor, Tensor, Tensor]:
+    """Weights and biases of five maps, and points."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = (5, 3, 3), (5, 3), (2, 4, 3)
+    weights, biases, x = (torch.randn(shape, generator=generator).double() for shape in shapes)
+    return weights.requires_grad_(), biases.requires_grad_(), x.requires_grad_()
+
+
+def test_gradients_are_those_of_plain_maps_however_these_are_used(
+    maps: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    def network(weights: Tensor, biases: Tensor, x: Tensor) -> Tensor:
+        each = apart(weights, biases)
+        for index in (0, 2, 0):  # the first one twice
+            x = torch.tanh(linear(x, *each[index]))
+        some = linear(x[0, :2], *each[3])  # of other rows; the last one not at all
+        return some.sum() + x.sum() + each[1][0].sum()  # the second one in another way
+
+    weights, biases, x = maps
+    with torch.no_grad():
+        h = x
+        for index in (0, 2, 0):
+            h = torch.tanh(h @ weights[index].mT + biases[index])
+        value = (h[0, :2] @ weights[3].mT + biases[3]).sum() + h.sum() + weights[1].sum()
+    assert torch.equal(network(*maps), value)
+    assert torch.autograd.gradcheck(network, maps)
+    assert torch.autograd.gradgradcheck(network, maps)
+
+
+def products(maps: tuple[Tensor, Tensor, Tensor]) -> Counter[str]:
+    """Products on the way back through all five maps: of single matrices, and of many."""
+    weights, biases, x = maps
+    y = x[0]
+    for weight, bias in apart(weights, biases):
+        y = linear(y, weight, bias)
+    with Count() as count:
+        torch.autograd.grad(y.sum(), maps)
+    return Counter({name: count.calls[name] for name in ("mm", "bmm")})
+
+
+def test_all_weights_have_their_gradients_in_one_product(maps: tuple[Tensor, Tensor, Tensor]) -> None:
+    assert products(maps) == {"mm": 5, "bmm": 1}
+
+
+def test_a_map_on_another_line_keeps_its_gradient_to_itself(
+    maps: tuple[Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = iter(["first", "first", "second", "first", "first", "first"])  # of the stack, of each use
+    monkeypatch.setattr(module, "_stream", lambda device: next(lines))
+    assert products(maps) == {"mm": 5 + 1, "bmm": 1}
+
+
+def test_constant_maps_are_plain_ones(maps: tuple[Tensor, Tensor, Tensor]) -> None:
+    weights, biases, x = maps
+    for weight, bias in apart(weights.detach(), biases.detach()):
+        (grad,) = torch.autograd.grad(linear(x, weight, bias).sum(), x)
+        assert torch.equal(grad, weight.sum(0).expand(2, 4, 3))
