@@ -18,7 +18,9 @@ __all__ = [
     "Spectral",
     "SpectralLinear",
     "converge_norms",
+    "iterate_norms",
     "scaled_weights",
+    "spectral_maps",
     "update_norms",
 ]
 
@@ -222,17 +224,25 @@ def _dots(some: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def update_norms(module: nn.Module, iterations: int = 5) -> None:
-    """Run power iterations for every `Spectral` map in a module, those of one kind together."""
-    for maps, weight, u, v in _stacked(module):
-        for _ in range(iterations):
-            u, v = _power_iteration(maps[0], weight, u)
-        _store(maps, u, v)
+    """Run power iterations for every `Spectral` map in a module."""
+    for maps in spectral_maps(module):
+        iterate_norms(maps, iterations)
+
+
+@torch.no_grad()
+def iterate_norms(maps: Sequence[Spectral], iterations: int) -> None:
+    """Run power iterations for maps of one kind, all together."""
+    weight, u, v = _stack(maps)
+    for _ in range(iterations):
+        u, v = _power_iteration(maps[0], weight, u)
+    _store(maps, u, v)
 
 
 @torch.no_grad()
 def converge_norms(module: nn.Module, tolerance: float = 1e-5) -> None:
     """Run power iterations until no norm in a module changes by more than `tolerance`, relatively."""
-    for maps, weight, u, v in _stacked(module):
+    for maps in spectral_maps(module):
+        weight, u, v = _stack(maps)
         before = _norms(maps[0], weight, u, v)
         for _ in range(MAX_POWER_ITERATIONS):
             for _ in range(10):
@@ -244,9 +254,10 @@ def converge_norms(module: nn.Module, tolerance: float = 1e-5) -> None:
         _store(maps, u, v)
 
 
-def _stacked(module: nn.Module) -> list[tuple[list[Spectral], Tensor, Tensor, Tensor]]:
+def spectral_maps(module: nn.Module) -> list[list[Spectral]]:
+    """The `Spectral` maps in a module, those of one kind together."""
     parts = [part for part in module.modules() if isinstance(part, Spectral)]
-    return [(maps, *_stack(maps)) for maps in grouped(parts, lambda part: part.kind)]
+    return grouped(parts, lambda part: part.kind)
 
 
 def _stack(maps: Sequence[Spectral]) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,7 +20,8 @@ from ciflows.concurrency import two_lines
 from ciflows.flow import Flow
 from ciflows.kernels.ahead import compiled_ahead
 from ciflows.layers import Layer
-from ciflows.networks import ResNet, update_norms
+from ciflows.networks import ResNet
+from ciflows.networks.lipschitz import iterate_norms, spectral_maps
 from ciflows.noise import Noise
 from ciflows.objectives import Objective
 from ciflows.precision import float32_products
@@ -56,6 +57,7 @@ class Step:
         self.decay = settings.average
         self.exact_products = settings.precision in ("float32", "float64")
         self.rates = _roulette_rates(flow)
+        self.spectral = spectral_maps(flow)
         for part in flow.modules():
             if isinstance(part, ResNet):
                 part.mixed = settings.precision == "mixed"
@@ -97,7 +99,8 @@ class Step:
             norm = self.optimizer.step(self.clip)
         if self.averages:
             torch._foreach_lerp_(self.averages, self._values(), 1 - self.decay)
-        update_norms(self.flow, self.power_iterations)
+        for maps in self.spectral:
+            iterate_norms(maps, self.power_iterations)
         return torch.where(norm.isfinite(), loss.detach(), math.nan)
 
     def _loss(self, batch: Rows) -> Tensor:
