@@ -1,8 +1,16 @@
-"""Files that are either whole or not there."""
+"""Files that are either whole or not there, and the folder for those that can be made again."""
 
 from __future__ import annotations
 
-__all__ = ["atomic_path", "parse_toml", "read_json", "write_bytes", "write_json", "write_text"]
+__all__ = [
+    "atomic_path",
+    "cache_folder",
+    "parse_toml",
+    "read_json",
+    "write_bytes",
+    "write_json",
+    "write_text",
+]
 
 import json
 import math
@@ -19,6 +27,12 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+
+def cache_folder() -> Path:
+    """The folder for what can be made again: CIFLOWS_CACHE, or ciflows in the user's cache folder."""
+    own, general = os.environ.get("CIFLOWS_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    return Path(own) if own else Path(general or Path.home() / ".cache") / "ciflows"
 
 
 @contextmanager

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import torch
 
-from ciflows.data.prepared import cache_folder
 from ciflows.errors import UserError
-from ciflows.files import write_text
+from ciflows.files import cache_folder, write_text
 
 PEERS = ("zuko==1.6.0", "normflows==1.7.3")
 

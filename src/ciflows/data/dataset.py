@@ -31,7 +31,6 @@ from ciflows.data.prepared import (
     Say,
     Source,
     Watch,
-    cache_folder,
     load_prepared,
     silent,
     unwatched,
@@ -41,6 +40,7 @@ from ciflows.data.survey import survey_table
 from ciflows.data.synthetic import SYNTHETIC, Synthetic
 from ciflows.data.tables import READABLE, errors_of, is_large, read_chunks
 from ciflows.errors import UserError, nearest
+from ciflows.files import cache_folder
 from ciflows.rows import Rows
 from ciflows.settings import parse_settings
 

@@ -8,7 +8,6 @@ __all__ = [
     "Say",
     "Source",
     "Watch",
-    "cache_folder",
     "load_prepared",
     "prepared_sizes",
     "silent",
@@ -30,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ciflows.errors import UserError
-from ciflows.files import read_json, write_json
+from ciflows.files import cache_folder, read_json, write_json
 
 VERSION = 2  # of the preparation: raise it with every change of what is prepared
 NAMES = ("train", "validation", "test")
@@ -99,12 +98,6 @@ def silent(message: str) -> None:
 def unwatched(chunks: Iterable[T], what: str) -> Iterable[T]:
     """Shows nothing."""
     return chunks
-
-
-def cache_folder() -> Path:
-    """The folder of prepared sets: CIFLOWS_CACHE, or ciflows in the user's folder for caches."""
-    own, general = os.environ.get("CIFLOWS_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    return Path(own) if own else Path(general or Path.home() / ".cache") / "ciflows"
 
 
 def load_prepared(source: Source, prepare: Callable[[], Parts], say: Say = silent) -> Prepared:

@@ -1,9 +1,10 @@
 """Chains of activations and linear maps, for a CPU.
 
-There such a chain is bound by its matrix products, as long as nothing else takes time. So what is done
-to each number is done in place, in few passes; products have the layout that is quickest for their
-shapes; and the backward pass is written out. Where tangents are carried along with a value, all go
-through one product a layer, in blocks of rows that stay in a core's cache.
+There such a chain is bound by its matrix products, as long as nothing else takes time. Where tangents
+are carried along with a value, all go through one product a layer. That is done in C (`native`) where
+there is a compiler; otherwise here, in blocks of rows that stay in a core's cache: what is done to each
+number is done in place, in few passes, and products have the layout that is quickest for their shapes.
+Backward passes are written out.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ciflows.kernels import native
+from ciflows.kernels.memory import thread_memory
 from ciflows.kernels.plain import plain_gradients
 
 BLOCK = 1500
@@ -33,7 +36,10 @@ def silu_chain(stack: Tensor, weights: Sequence[Tensor], shifts: Sequence[Tensor
         weights: V of each layer, (out, in).
         shifts: c of each layer, (out,) or (rows, out).
     """
-    return _SiluChain.apply(stack, *weights, *shifts)
+    maps = *weights, *shifts
+    if torch.is_grad_enabled() and any(part.requires_grad for part in (stack, *maps)):
+        return _SiluChain.apply(stack, *maps)
+    return _forth(stack, maps, keep=False, threads=_native_threads(stack, maps))[0]
 
 
 class _SiluChain(torch.autograd.Function):
@@ -44,56 +50,80 @@ class _SiluChain(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, stack: Tensor, *maps: Tensor) -> Tensor:
-        weights, shifts = _halves(maps)
-        turned = [_by_columns(weight.mT) for weight in weights]
-        hidden = range(1, len(weights) - 1) if any(ctx.needs_input_grad) else ()
-        kept: list[Tensor] = []
-        results: list[Tensor] = []
-        for some in _blocks(stack):
-            part = _Stack(stack[:, some])
-            rooms = _rooms(part.whole, weights, stacks=2, values=2)
-            for index, (weight, shift) in enumerate(zip(turned, _part(shifts, some), strict=True)):
-                before, out = (rooms[width] for width in weight.shape)
-                if index in hidden:
-                    kept.append(torch.empty_like(out.active.whole))
-                    part = _layer(part, weight, shift, before, _Stack(kept[-1]))
-                else:
-                    part = _layer(part, weight, shift, before, out.free[0])
-            results.append(part.whole.clone())
+        ctx.threads = _native_threads(stack, maps)
+        result, *kept = _forth(stack, maps, keep=True, threads=ctx.threads)
         ctx.save_for_backward(stack, *maps, *kept)
-        return torch.cat(results, dim=1)
+        return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), (stack, *saved) = grads, ctx.saved_tensors
-        count = len(ctx.needs_input_grad) - 1
+        count = len(ctx.needs_input_grad)
+        (grad,), (stack, *maps), kept = grads, ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         if torch.is_grad_enabled():
-            return plain_gradients(_plain_silu_chain, [stack, *saved[:count]], grads)
-        (weights, shifts), kept = _halves(saved[:count]), iter(saved[count:])
-        turned, first = [_by_columns(weight) for weight in weights], _by_columns(weights[0].mT)
-        by_weights, by_shifts = _halves([torch.zeros_like(part) for part in saved[:count]])
-        by_stack = torch.empty_like(stack) if ctx.needs_input_grad[0] else None
-        for some in _blocks(stack):
-            inputs = [_Stack(stack[:, some])]
-            rooms = _rooms(inputs[0].whole, weights, stacks=4, values=3)
-            if len(weights) > 1:
-                before, out = (rooms[width] for width in first.shape)
-                inputs.append(_layer(inputs[0], first, _part(shifts, some)[0], before, out.free[2]))
-            inputs += [_Stack(next(kept)) for _ in weights[2:]]
-            part = _Stack(grad[:, some])
-            by_some = _part(by_shifts, some)
-            for index in reversed(range(len(weights))):
-                given, room = inputs[index], rooms[weights[index].shape[1]]
-                _activate(given, room)
-                by_some[index] += part.value.sum_to_size(by_some[index].shape)
-                by_weights[index].add_(_outer(part.rows, room.active.rows))
-                if index == 0 and by_stack is None:
-                    break
-                torch.mm(part.rows, turned[index], out=room.free[index % 2].rows)
-                part = _deactivate(room.free[index % 2], given, room)
-            if by_stack is not None:
-                by_stack[:, some] = part.whole
-        return by_stack, *by_weights, *by_shifts
+            return plain_gradients(_plain_silu_chain, [stack, *maps], grads)
+        wanted = ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:])
+        if ctx.threads:
+            return native.back(stack, maps, ctx.threads, kept[0], grad, wanted)
+        return _back(stack, maps, kept, grad, wanted[0])
+
+
+def _native_threads(stack: Tensor, maps: Sequence[Tensor]) -> int:
+    """How many threads do it in C; 0 where that cannot be."""
+    return native.threads(stack) if native.fits(stack, maps) else 0
+
+
+def _forth(stack: Tensor, maps: Sequence[Tensor], keep: bool, threads: int) -> list[Tensor]:
+    """What a chain makes of a stack; and, where it is to be kept, what the way back needs."""
+    if threads:
+        return native.forth(stack, maps, threads, keep)
+    weights, shifts = _halves(maps)
+    turned = [_by_columns(weight.mT) for weight in weights]
+    hidden = range(1, len(weights) - 1) if keep else ()
+    kept: list[Tensor] = []
+    results: list[Tensor] = []
+    for some in _blocks(stack):
+        part = _Stack(stack[:, some])
+        rooms = _rooms(part.whole, weights, stacks=2, values=2)
+        for index, (weight, shift) in enumerate(zip(turned, _part(shifts, some), strict=True)):
+            before, out = (rooms[width] for width in weight.shape)
+            if index in hidden:
+                kept.append(torch.empty_like(out.active.whole))
+                part = _layer(part, weight, shift, before, _Stack(kept[-1]))
+            else:
+                part = _layer(part, weight, shift, before, out.free[0])
+        results.append(part.whole.clone())
+    return [torch.cat(results, dim=1), *kept]
+
+
+def _back(
+    stack: Tensor, maps: Sequence[Tensor], kept: Sequence[Tensor], grad: Tensor, by_stack_too: bool
+) -> tuple[Tensor | None, ...]:
+    """The gradients by the stack, where they are wanted, and by each of the maps."""
+    (weights, shifts), each_kept = _halves(maps), iter(kept)
+    turned, first = [_by_columns(weight) for weight in weights], _by_columns(weights[0].mT)
+    by_weights, by_shifts = _halves([torch.zeros_like(part) for part in maps])
+    by_stack = torch.empty_like(stack) if by_stack_too else None
+    for some in _blocks(stack):
+        inputs = [_Stack(stack[:, some])]
+        rooms = _rooms(inputs[0].whole, weights, stacks=4, values=3)
+        if len(weights) > 1:
+            before, out = (rooms[width] for width in first.shape)
+            inputs.append(_layer(inputs[0], first, _part(shifts, some)[0], before, out.free[2]))
+        inputs += [_Stack(next(each_kept)) for _ in weights[2:]]
+        part = _Stack(grad[:, some])
+        by_some = _part(by_shifts, some)
+        for index in reversed(range(len(weights))):
+            given, room = inputs[index], rooms[weights[index].shape[1]]
+            _activate(given, room)
+            by_some[index] += part.value.sum_to_size(by_some[index].shape)
+            by_weights[index].add_(_outer(part.rows, room.active.rows))
+            if index == 0 and by_stack is None:
+                break
+            torch.mm(part.rows, turned[index], out=room.free[index % 2].rows)
+            part = _deactivate(room.free[index % 2], given, room)
+        if by_stack is not None:
+            by_stack[:, some] = part.whole
+    return by_stack, *by_weights, *by_shifts
 
 
 def _plain_silu_chain(stack: Tensor, *maps: Tensor) -> Tensor:
@@ -138,28 +168,13 @@ def _furnish(
     """Cut rooms out of a thread's memory; they are remembered, since many views take a while to make."""
     with torch.inference_mode(False):  # they shall serve outside of it too
         most = rows * max(widths)
-        parts = _memory.get(sum(sizes) * most, dtype).split([size * most for size in sizes])
+        parts = thread_memory.get(sum(sizes) * most, dtype).split([size * most for size in sizes])
         rooms = {}
         for width in widths:
             pairs = zip(parts, sizes, strict=True)
             views = [part[: size * rows * width].view(size, rows, width) for part, size in pairs]
             rooms[width] = _Room(views[:stacks], [view[0] for view in views[stacks:]])
         return rooms
-
-
-class _Memory(threading.local):
-    """Memory that a thread uses over and over: fresh pages take as long as a product does."""
-
-    def __init__(self) -> None:
-        self.held: dict[torch.dtype, Tensor] = {}
-
-    def get(self, size: int, dtype: torch.dtype) -> Tensor:
-        if dtype not in self.held or len(self.held[dtype]) < size:
-            self.held[dtype] = torch.empty(size, dtype=dtype)
-        return self.held[dtype][:size]
-
-
-_memory = _Memory()
 
 
 def _halves(parts: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:

@@ -1,0 +1,325 @@
+/* Chains of silu and linear maps, with tangents: see `silu_chain` in cpu.py.
+
+   A few points at a time go through the whole chain, while all that belongs to them stays in the caches
+   of a core. Such a tile is a matrix: first the rows of the points' values, then those of each tangent. So
+   a layer is one product, and memory sees only what is kept of it for the way back.
+
+   Rows of tiles and of packed weights are padded to whole vectors. The padding of a tile may hold
+   anything: products make more padding of it, and nothing else reads it. */
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* The sums of a product's block, BLOCK rows of two vectors, have to leave some registers free. */
+#if defined __AVX512F__
+enum { LANES = 16, BLOCK = 8 };
+#elif defined __AVX__
+enum { LANES = 8, BLOCK = 6 };
+#elif defined __aarch64__
+enum { LANES = 4, BLOCK = 8 };
+#else
+enum { LANES = 4, BLOCK = 6 };
+#endif
+
+/* Rows of a tile, about: its matrices fit the second cache, a block's columns of one fit the first. */
+enum { TILE = 96 };
+
+typedef float vec __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
+
+typedef struct {
+    long rows; /* the stack is (1 + tangents, rows, widths[0]) */
+    int tangents, layers;
+    const int *widths;           /* layers + 1 of them */
+    const float *const *weights; /* V of each layer, (widths[i + 1], widths[i]) */
+    const float *const *shifts;  /* c of each layer */
+} Chain;
+
+typedef struct {
+    float *at;
+    long down, along; /* from a row, and from a column, to the next */
+} Matrix;
+
+typedef struct {
+    const Chain *chain;
+    long start, points;                           /* the tile at hand is of these rows of the stack */
+    float *input, *first, *active, *grad, *other; /* tiles */
+    float *slope, *bend;                          /* a' and a'' of a tile's values */
+    float *forth, *back, *gradients;              /* one for each layer: packed weights, and gradients */
+    long size;                                    /* of each of these */
+} Work;
+
+static long least(long one, long other) { return one < other ? one : other; }
+
+static long most(long one, long other) { return one > other ? one : other; }
+
+/* An odd number of vectors: rows that are a power of two apart would share few places of a cache. */
+static long stride(long width) { return ((width + LANES - 1) / LANES | 1) * LANES; }
+
+static Matrix rows_of(const float *at, long width) { return (Matrix){(float *)at, stride(width), 1}; }
+
+static Matrix turned(Matrix matrix) { return (Matrix){matrix.at, matrix.along, matrix.down}; }
+
+static void copy(Matrix to, Matrix from, long rows, long columns) {
+    for (long i = 0; i < rows; i++)
+        for (long j = 0; j < columns; j++)
+            to.at[i * to.down + j * to.along] = from.at[i * from.down + j * from.along];
+}
+
+/* C = A B, or C += A B, for a few rows and one or two vectors of C, which stay in registers meanwhile:
+   this is inlined where both numbers are known. */
+static inline __attribute__((always_inline)) void
+block(int rows, int vectors, Matrix c, Matrix a, Matrix b, long depth, int add) {
+    vec sums[BLOCK][2] = {0};
+    for (long k = 0; k < depth; k++, a.at += a.along, b.at += b.down)
+        for (int i = 0; i < rows; i++)
+            for (int j = 0; j < vectors; j++)
+                sums[i][j] += a.at[i * a.down] * *(vec *)(b.at + j * LANES);
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < vectors; j++) {
+            vec *to = (vec *)(c.at + i * c.down + j * LANES);
+            if (add)
+                sums[i][j] += *to; /* only now: sums of sums are more precise */
+            *to = sums[i][j];
+        }
+}
+
+static inline __attribute__((always_inline)) void
+blocks(int vectors, Matrix c, Matrix a, Matrix b, long rows, long depth, int add) {
+    for (long some; rows > 0; rows -= some, c.at += some * c.down, a.at += some * a.down) {
+        some = rows >= BLOCK ? BLOCK : rows >= 4 ? 4 : 1;
+        if (some == BLOCK)
+            block(BLOCK, vectors, c, a, b, depth, add);
+        else if (some == 4)
+            block(4, vectors, c, a, b, depth, add);
+        else
+            block(1, vectors, c, a, b, depth, add);
+    }
+}
+
+/* C = A B, or C += A B, of (rows, depth) and (depth, columns). Rows of B and of C are padded. */
+static void product(Matrix c, Matrix a, Matrix b, long rows, long columns, long depth, int add) {
+    for (; columns > LANES; columns -= 2 * LANES, b.at += 2 * LANES, c.at += 2 * LANES)
+        blocks(2, c, a, b, rows, depth, add);
+    if (columns > 0)
+        blocks(1, c, a, b, rows, depth, add);
+}
+
+/* s = 1 / (1 + exp(-y)) by exp(x) = 2^n exp(r) with |r| <= log(2) / 2; it is 0 where 2^n is infinite. */
+static inline float sigmoid(float y) {
+    const float round = 0x1.8p23f;                /* what is added to it ends as an integer in the low bits */
+    float x = -y > 89 ? 89 : -y < -87 ? -87 : -y; /* NaN stays */
+    union { float number; uint32_t bits; } n = {x * 1.44269504f + round}, power;
+    float whole = n.number - round;
+    float r = x - whole * 0.693359375f + whole * 2.12194440e-4f; /* log(2) in two parts */
+    float tail = 0.49999994f + r * (0.1666652f + r * (0.04166839f + r * (0.00836878f + r * 0.00138145f)));
+    power.bits = (n.bits << 23) + (127u << 23);
+    return 1 / (1 + power.number * (1 + r + r * r * tail));
+}
+
+/* (a, a' T) of (y, T), where a = y s, a' = s + a (1 - s) and a'' = (1 - s) (2 s + a (1 - 2 s)). */
+static void activate(const Work *work, const float *given, long width) {
+    long down = stride(width), plane = work->points * down;
+    for (long at = 0; at < plane; at += down) {
+        float *restrict active = work->active + at;
+        float *restrict slope = work->slope + at, *restrict bend = work->bend + at;
+        for (long i = 0; i < width; i++) {
+            float y = given[at + i], s = sigmoid(y), a = y * s;
+            active[i] = a;
+            slope[i] = s + a * (1 - s);
+            bend[i] = (1 - s) * (2 * s + a * (1 - 2 * s));
+        }
+        for (long j = 1; j <= work->chain->tangents; j++)
+            for (long i = 0; i < width; i++)
+                active[j * plane + i] = slope[i] * given[j * plane + at + i];
+    }
+}
+
+/* Turn the gradient by (a, a' T) into the one by (y, T). */
+static void deactivate(const Work *work, float *grad, const float *given, long width) {
+    long down = stride(width), plane = work->points * down;
+    for (long at = 0; at < plane; at += down) {
+        const float *restrict slope = work->slope + at, *restrict bend = work->bend + at;
+        float *restrict by_value = grad + at;
+        for (long i = 0; i < width; i++)
+            by_value[i] *= slope[i];
+        for (long j = 1; j <= work->chain->tangents; j++) {
+            const float *restrict tangent = given + j * plane + at;
+            float *restrict by_tangent = grad + j * plane + at;
+            for (long i = 0; i < width; i++) {
+                by_value[i] += by_tangent[i] * tangent[i] * bend[i];
+                by_tangent[i] *= slope[i];
+            }
+        }
+    }
+}
+
+/* (y, T) <- (V a(y) + c, V (a'(y) T)), from one tile to another or in place. */
+static void layer(const Work *work, int index, const float *given, float *result) {
+    const Chain *chain = work->chain;
+    long in = chain->widths[index], out = chain->widths[index + 1];
+    activate(work, given, in);
+    product(rows_of(result, out), rows_of(work->active, in), rows_of(work->forth + index * work->size, out),
+            (1 + chain->tangents) * work->points, out, in, 0);
+    for (long i = 0; i < work->points; i++)
+        for (long j = 0; j < out; j++)
+            result[i * stride(out) + j] += chain->shifts[index][j];
+}
+
+/* Take the gradient by a layer's outputs to the one by what was given to it, and activated. */
+static void layer_back(Work *work, int index, const float *given) {
+    const Chain *chain = work->chain;
+    long in = chain->widths[index], out = chain->widths[index + 1];
+    float *result = work->other;
+    product(rows_of(result, in), rows_of(work->grad, out), rows_of(work->back + index * work->size, in),
+            (1 + chain->tangents) * work->points, in, out, 0);
+    deactivate(work, result, given, in);
+    work->other = work->grad;
+    work->grad = result;
+}
+
+/* Add to the gradient by V, which is turned, (in, out), and to the one by c, which is the row below. */
+static void add_gradients(const Work *work, int index) {
+    const Chain *chain = work->chain;
+    long in = chain->widths[index], out = chain->widths[index + 1];
+    Matrix active = rows_of(work->active, in), grad = rows_of(work->grad, out);
+    Matrix sum = rows_of(work->gradients + index * work->size, out);
+    float one = 1;
+    product(sum, turned(active), grad, in, out, (1 + chain->tangents) * work->points, 1);
+    sum.at += in * sum.down;
+    product(sum, (Matrix){&one, 0, 0}, grad, 1, out, work->points, 1);
+}
+
+/* V as the right side of a product on the way forth, (in, out), or on the way back, (out, in). */
+static void pack(const Work *work, int index, int is_forth) {
+    long in = work->chain->widths[index], out = work->chain->widths[index + 1];
+    float *at = (is_forth ? work->forth : work->back) + index * work->size;
+    Matrix weight = {(float *)work->chain->weights[index], in, 1};
+    memset(at, 0, work->size * sizeof(float));
+    copy(is_forth ? turned(rows_of(at, out)) : rows_of(at, in), weight, out, in);
+}
+
+enum { IN, OUT };
+
+/* Move the tile at hand between its own place and a stack. */
+static void move(const Work *work, float *tile, const float *stack, long width, int where) {
+    for (long j = 0; j <= work->chain->tangents; j++) {
+        Matrix inside = rows_of(tile + j * work->points * stride(width), width);
+        Matrix outside = {(float *)stack + (j * work->chain->rows + work->start) * width, width, 1};
+        copy(where == IN ? inside : outside, where == IN ? outside : inside, work->points, width);
+    }
+}
+
+/* Where a tile's inputs of a layer are kept: tile after tile, and in each of them layer after layer.
+   Those of the first two are not: to make them again of so few features takes less time. */
+static long kept_at(const Chain *chain, int index, long start, long points) {
+    long before = 0, all = 0;
+    for (int i = 2; i < chain->layers; i++) {
+        before += i < index ? stride(chain->widths[i]) : 0;
+        all += stride(chain->widths[i]);
+    }
+    return (1 + chain->tangents) * (start * all + points * before);
+}
+
+static long tile_points(const Chain *chain) {
+    long points = TILE / (1 + chain->tangents);
+    return points > 4 ? points - points % 4 : most(points, 1); /* rows beside whole blocks are slow */
+}
+
+static long size_of(const Chain *chain) {
+    long widest = 0, rows = (1 + chain->tangents) * tile_points(chain);
+    for (int i = 0; i <= chain->layers; i++)
+        widest = most(widest, chain->widths[i]);
+    return most(rows, widest + 1) * stride(widest);
+}
+
+/* How many floats of memory each part of a call works in. */
+long chain_memory(const Chain *chain) { return (7 + 3 * chain->layers) * size_of(chain); }
+
+/* How many floats are kept for the way back. */
+long chain_kept(const Chain *chain) { return kept_at(chain, 0, chain->rows, 0); }
+
+/* One of the parts of a call: some rows, and memory of its own. */
+static Work begin(const Chain *chain, float *memory, int part, int parts) {
+    long size = size_of(chain), layers = chain->layers * size;
+    float *own = memory + part * chain_memory(chain), *maps = own + 7 * size;
+    return (Work){
+        .chain = chain, .size = size, .start = chain->rows * part / parts,
+        .input = own, .first = own + size, .active = own + 2 * size, .grad = own + 3 * size,
+        .other = own + 4 * size, .slope = own + 5 * size, .bend = own + 6 * size,
+        .forth = maps, .back = maps + layers, .gradients = maps + 2 * layers,
+    };
+}
+
+static void part_forth(Work work, long stop, const float *stack, float *result, float *kept) {
+    const Chain *chain = work.chain;
+    for (int i = 0; i < chain->layers; i++)
+        pack(&work, i, 1);
+    for (; work.start < stop; work.start += work.points) {
+        work.points = least(tile_points(chain), stop - work.start);
+        float *given = work.input;
+        move(&work, given, stack, chain->widths[0], IN);
+        for (int i = 0; i < chain->layers; i++) {
+            int is_kept = kept && i > 0 && i + 1 < chain->layers;
+            float *out = is_kept ? kept + kept_at(chain, i + 1, work.start, work.points) : work.first;
+            layer(&work, i, given, out);
+            given = out;
+        }
+        move(&work, given, result, chain->widths[chain->layers], OUT);
+    }
+}
+
+static void part_back(Work work, long stop, const float *stack, const float *kept, const float *grad,
+                      float *by_stack, int by_maps) {
+    const Chain *chain = work.chain;
+    memset(work.gradients, 0, chain->layers * work.size * sizeof(float));
+    pack(&work, 0, 1);
+    for (int i = 0; i < chain->layers; i++)
+        pack(&work, i, 0);
+    for (; work.start < stop; work.start += work.points) {
+        work.points = least(tile_points(chain), stop - work.start);
+        move(&work, work.input, stack, chain->widths[0], IN);
+        move(&work, work.grad, grad, chain->widths[chain->layers], IN);
+        layer(&work, 0, work.input, work.first);
+        for (int i = chain->layers - 1; i >= 0; i--) {
+            const float *given = i > 1 ? kept + kept_at(chain, i, work.start, work.points)
+                                       : i > 0 ? work.first : work.input;
+            activate(&work, given, chain->widths[i]);
+            if (by_maps)
+                add_gradients(&work, i);
+            if (i > 0 || by_stack)
+                layer_back(&work, i, given);
+        }
+        if (by_stack)
+            move(&work, work.grad, by_stack, chain->widths[0], OUT);
+    }
+}
+
+/* The chain of a stack, in so many parts at once. What the way back needs is kept unless `kept` is null. */
+void chain_forth(const Chain *chain, int parts, const float *stack, float *result, float *kept, float *memory) {
+#pragma omp parallel for num_threads(parts)
+    for (int i = 0; i < parts; i++)
+        part_forth(begin(chain, memory, i, parts), chain->rows * (i + 1) / parts, stack, result, kept);
+}
+
+/* Gradients by the stack, and by each V and c in turn, unless they are null. As many parts as forth. */
+void chain_back(const Chain *chain, int parts, const float *stack, const float *kept, const float *grad,
+                float *by_stack, float *by_maps, float *memory) {
+#pragma omp parallel for num_threads(parts)
+    for (int i = 0; i < parts; i++)
+        part_back(begin(chain, memory, i, parts), chain->rows * (i + 1) / parts, stack, kept, grad, by_stack,
+                  by_maps != NULL);
+    Work whole = begin(chain, memory, 0, parts);
+    for (int i = 1; i < parts; i++) {
+        const float *other = begin(chain, memory, i, parts).gradients;
+        for (long j = 0; j < chain->layers * whole.size; j++)
+            whole.gradients[j] += other[j];
+    }
+    for (int i = 0; by_maps && i < chain->layers; i++) {
+        long in = chain->widths[i], out = chain->widths[i + 1];
+        Matrix sum = rows_of(whole.gradients + i * whole.size, out);
+        copy((Matrix){by_maps, in, 1}, turned(sum), out, in);
+        memcpy(by_maps + in * out, sum.at + in * sum.down, out * sizeof(float));
+        by_maps += in * out + out;
+    }
+}

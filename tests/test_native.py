@@ -1,0 +1,195 @@
+"""Chains in C: against the plain version in float64, at the edges of numbers, without a compiler."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from ciflows.kernels import native
+from ciflows.kernels.cpu import _plain_silu_chain, silu_chain
+from ciflows.kernels.memory import thread_memory
+
+compiled = pytest.mark.skipif(shutil.which("cc") is None, reason="There is no C compiler.")
+
+SHAPES = {  # tangents, rows, widths
+    "a residual block": (2, 100, [2, 128, 128, 128, 128, 2]),
+    "six features": (6, 70, [6, 64, 64, 6]),
+    "more tangents than a tile has rows": (100, 3, [5, 33, 5]),
+    "a value alone": (0, 1000, [2, 64, 64, 2]),
+    "widths of no number of vectors": (1, 97, [3, 130, 7, 33, 3]),
+    "one layer": (2, 1, [17, 17]),
+    "one of all": (0, 1, [1, 1]),
+    "no rows": (1, 0, [2, 8, 2]),
+}
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def numbers(tangents: int, rows: int, widths: Sequence[int], scale: float = 1.0) -> list[Tensor]:
+    """A stack, weights and shifts, of float32."""
+    weights = [torch.randn(after, before) / before**0.5 for before, after in itertools.pairwise(widths)]
+    shifts = [torch.randn(width) for width in widths[1:]]
+    parts = [scale * torch.randn(1 + tangents, rows, widths[0]), *weights, *shifts]
+    return [part.requires_grad_() for part in parts]
+
+
+def chain(stack: Tensor, *maps: Tensor) -> Tensor:
+    return silu_chain(stack, maps[: len(maps) // 2], maps[len(maps) // 2 :])
+
+
+def doubles(parts: Sequence[Tensor]) -> list[Tensor]:
+    return [part.detach().double().requires_grad_() for part in parts]
+
+
+def spoil_memory() -> None:
+    """What was left in the memory that is used again must not matter."""
+    thread_memory.get(2**20, torch.float32).fill_(torch.nan)
+
+
+@compiled
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_values_and_gradients_are_those_of_the_plain_version(
+    shape: tuple[int, int, list[int]], threads: int
+) -> None:
+    parts = numbers(*shape)
+    assert native.fits(parts[0], parts[1:])
+    spoil_memory()
+    y, expected = chain(*parts), _plain_silu_chain(*doubles(parts))
+    with torch.no_grad():
+        assert torch.equal(chain(*parts), y)
+    assert_near(y, expected)
+    grad, wide = torch.randn_like(y), doubles(parts)
+    spoil_memory()
+    gradients = torch.autograd.grad(y, parts, grad)
+    for one, other in zip(
+        gradients, torch.autograd.grad(_plain_silu_chain(*wide), wide, grad.double()), strict=True
+    ):
+        assert_near(one, other)
+
+
+def assert_near(one: Tensor, other: Tensor) -> None:
+    assert one.dtype == torch.float32
+    assert one.shape == other.shape
+    if one.numel():
+        assert (one - other).abs().max() <= 1e-5 * other.abs().max()
+
+
+@compiled
+@pytest.mark.parametrize("wanted", [0, 1, 3], ids=["stack", "weight", "shift"])
+def test_one_gradient_alone(wanted: int) -> None:
+    parts = numbers(1, 9, [2, 5, 2])
+    expected = torch.autograd.grad(chain(*parts).sum(), parts)[wanted]
+    for index, part in enumerate(parts):
+        part.requires_grad_(index == wanted)
+    (grad,) = torch.autograd.grad(chain(*parts).sum(), parts[wanted])
+    assert torch.equal(grad, expected)
+
+
+@compiled
+def test_tensors_whose_numbers_do_not_lie_side_by_side() -> None:
+    stack, *maps = numbers(2, 9, [3, 8, 3])
+    other = stack.detach().transpose(0, 1).contiguous().transpose(0, 1)
+    turned = [part.detach().mT.contiguous().mT if part.ndim == 2 else part for part in maps]
+    assert torch.equal(chain(other, *turned), chain(stack, *maps))
+
+
+@compiled
+def test_second_derivatives() -> None:
+    parts = numbers(1, 4, [2, 5, 2])
+
+    def second(parts: list[Tensor]) -> tuple[Tensor, ...]:
+        plain = parts[0].dtype == torch.float64
+        y = _plain_silu_chain(*parts) if plain else chain(*parts)
+        first = torch.autograd.grad(y.square().sum(), parts, create_graph=True)
+        return torch.autograd.grad(sum(part.square().sum() for part in first), parts)
+
+    for one, other in zip(second(parts), second(doubles(parts)), strict=True):
+        assert_near(one, other)
+
+
+@compiled
+def test_silu_and_its_slope_over_all_numbers() -> None:
+    edges = [0.0, 1e-30, 87.0, 87.5, 88.3, 88.7, 88.8, 89.5, 1e4, 3e38]
+    y = torch.cat([torch.linspace(-120, 120, 4001), torch.tensor(edges), -torch.tensor(edges)])
+    stack = torch.stack([y, torch.ones_like(y)])[..., None]
+    value, slope = chain(stack, torch.ones(1, 1), torch.zeros(1))[..., 0]
+    wide = y.double().requires_grad_()
+    silu = torch.nn.functional.silu(wide)
+    (steep,) = torch.autograd.grad(silu.sum(), wide)
+    assert (value - silu).abs().le(3e-7 * silu.abs() + 1e-30).all()
+    assert (slope - steep).abs().max() < 1e-6
+
+
+@compiled
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_spoils_its_own_row_alone(value: float) -> None:
+    stack, *maps = numbers(2, 50, [2, 33, 33, 2])
+    before = chain(stack, *maps)
+    with torch.no_grad():
+        stack[0, 7, 0] = value
+    after = chain(stack, *maps)
+    rest = [row for row in range(50) if row != 7]
+    assert torch.equal(after[:, rest], before[:, rest])
+    assert not after[:, 7].isfinite().all()
+    (by_stack, *_) = torch.autograd.grad(after.sum(), [stack, *maps])
+    assert by_stack[:, rest].isfinite().all()
+
+
+@compiled
+def test_shifts_of_each_row_and_other_numbers_are_left_to_torch() -> None:
+    stack, *maps = numbers(1, 6, [2, 8, 2])
+    assert not native.fits(stack.double(), [part.double() for part in maps])
+    assert not native.fits(stack, [*maps[:2], maps[2].expand(6, 8), maps[3]])
+    stack, *maps = numbers(0, 1, [2, native.WIDEST + 1, 2])
+    assert not native.fits(stack, maps)
+
+
+@pytest.fixture
+def no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Nothing is compiled yet, here or in the cache."""
+    monkeypatch.setenv("CIFLOWS_CACHE", str(tmp_path / "cache"))
+    native._library.cache_clear()
+    yield
+    native._library.cache_clear()
+
+
+@pytest.mark.usefixtures("no_library")
+@pytest.mark.parametrize("compiler", ["/no/such/compiler", "false"])
+def test_without_a_compiler_torch_does_it(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", compiler)
+    parts = numbers(2, 40, [2, 16, 16, 2])
+    assert not native.fits(parts[0], parts[1:])
+    assert_near(chain(*parts), _plain_silu_chain(*doubles(parts)))
+
+
+@compiled
+def test_torch_does_it_where_its_work_is_counted() -> None:
+    parts = numbers(2, 40, [2, 16, 16, 2])
+    with native.switched_off():
+        assert not native.fits(parts[0], parts[1:])
+        with FlopCounterMode(display=False) as counter:
+            chain(*parts)
+        assert counter.get_total_flops() == 2 * 3 * 40 * (2 * 16 + 16 * 16 + 16 * 2)
+    assert native.fits(parts[0], parts[1:])
+
+
+@compiled
+@pytest.mark.usefixtures("no_library")
+def test_it_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = native._compiled()
+    assert [*(tmp_path / "cache" / "kernels").iterdir()] == [first]
+    monkeypatch.setattr(native.subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
+    assert native._compiled() == first
