@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+import zuko
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ciflows.kernels import native
-from ciflows.kernels.cpu import _plain_silu_chain, silu_chain
 from ciflows.kernels.memory import thread_memory
+from ciflows.kernels.plain import plain_chain
+from ciflows.networks import MLP, LipschitzMLP
+from ciflows.networks.masked import MaskedMLP
 
 compiled = pytest.mark.skipif(shutil.which("cc") is None, reason="There is no C compiler.")
 
@@ -38,16 +41,17 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-def numbers(tangents: int, rows: int, widths: Sequence[int], scale: float = 1.0) -> list[Tensor]:
+def numbers(tangents: int, rows: int, widths: Sequence[int]) -> list[Tensor]:
     """A stack, weights and shifts, of float32."""
     weights = [torch.randn(after, before) / before**0.5 for before, after in itertools.pairwise(widths)]
     shifts = [torch.randn(width) for width in widths[1:]]
-    parts = [scale * torch.randn(1 + tangents, rows, widths[0]), *weights, *shifts]
+    parts = [torch.randn(1 + tangents, rows, widths[0]), *weights, *shifts]
     return [part.requires_grad_() for part in parts]
 
 
-def chain(stack: Tensor, *maps: Tensor) -> Tensor:
-    return silu_chain(stack, maps[: len(maps) // 2], maps[len(maps) // 2 :])
+def chain(stack: Tensor, *maps: Tensor, activation: str = "silu") -> Tensor:
+    assert native.fits(stack, maps)
+    return native.chain(activation, stack, maps)
 
 
 def doubles(parts: Sequence[Tensor]) -> list[Tensor]:
@@ -60,23 +64,21 @@ def spoil_memory() -> None:
 
 
 @compiled
+@pytest.mark.parametrize("activation", ["silu", "tanh", "relu"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_values_and_gradients_are_those_of_the_plain_version(
-    shape: tuple[int, int, list[int]], threads: int
+    shape: tuple[int, int, list[int]], activation: str, threads: int
 ) -> None:
     parts = numbers(*shape)
-    assert native.fits(parts[0], parts[1:])
     spoil_memory()
-    y, expected = chain(*parts), _plain_silu_chain(*doubles(parts))
+    y, wide = chain(*parts, activation=activation), doubles(parts)
+    expected, grad = plain_chain(activation, *wide), torch.randn_like(y)
     with torch.no_grad():
-        assert torch.equal(chain(*parts), y)
+        assert torch.equal(chain(*parts, activation=activation), y)
     assert_near(y, expected)
-    grad, wide = torch.randn_like(y), doubles(parts)
     spoil_memory()
-    gradients = torch.autograd.grad(y, parts, grad)
-    for one, other in zip(
-        gradients, torch.autograd.grad(_plain_silu_chain(*wide), wide, grad.double()), strict=True
-    ):
+    by_parts = torch.autograd.grad(y, parts, grad)
+    for one, other in zip(by_parts, torch.autograd.grad(expected, wide, grad.double()), strict=True):
         assert_near(one, other)
 
 
@@ -112,7 +114,7 @@ def test_second_derivatives() -> None:
 
     def second(parts: list[Tensor]) -> tuple[Tensor, ...]:
         plain = parts[0].dtype == torch.float64
-        y = _plain_silu_chain(*parts) if plain else chain(*parts)
+        y = plain_chain("silu", *parts) if plain else chain(*parts)
         first = torch.autograd.grad(y.square().sum(), parts, create_graph=True)
         return torch.autograd.grad(sum(part.square().sum() for part in first), parts)
 
@@ -131,6 +133,31 @@ def test_silu_and_its_slope_over_all_numbers() -> None:
     (steep,) = torch.autograd.grad(silu.sum(), wide)
     assert (value - silu).abs().le(3e-7 * silu.abs() + 1e-30).all()
     assert (slope - steep).abs().max() < 1e-6
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "tanh": lambda: MLP(3, 3, hidden=[8, 8]),
+    "silu": lambda: LipschitzMLP(3, hidden=[8, 8]),
+    "relu": lambda: MaskedMLP(zuko.nn.MaskedMLP(torch.ones(3, 3).tril(-1).bool(), [8, 8])),
+}
+
+
+@compiled
+@pytest.mark.parametrize("activation", NETWORKS)
+def test_networks_go_through_it(activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, x, real = NETWORKS[activation](), torch.randn(2, 5, 3), native.chain
+    asked: list[str] = []
+
+    def listened(activation: str, stack: Tensor, maps: Sequence[Tensor]) -> Tensor:
+        asked.append(activation)
+        return real(activation, stack, maps)
+
+    monkeypatch.setattr(native, "chain", listened)
+    y = network(x)
+    assert asked == [activation]
+    with native.switched_off():
+        torch.testing.assert_close(network(x), y)
+    assert asked == [activation]
 
 
 @compiled
@@ -168,22 +195,21 @@ def no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None
 
 @pytest.mark.usefixtures("no_library")
 @pytest.mark.parametrize("compiler", ["/no/such/compiler", "false"])
-def test_without_a_compiler_torch_does_it(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("activation", NETWORKS)
+def test_without_a_compiler_torch_does_it(
+    activation: str, compiler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CC", compiler)
-    parts = numbers(2, 40, [2, 16, 16, 2])
-    assert not native.fits(parts[0], parts[1:])
-    assert_near(chain(*parts), _plain_silu_chain(*doubles(parts)))
+    monkeypatch.setattr(native, "chain", lambda *_: pytest.fail("There is nothing to call."))
+    assert bool(NETWORKS[activation]()(torch.randn(5, 3))[0].isfinite().all())
 
 
 @compiled
 def test_torch_does_it_where_its_work_is_counted() -> None:
-    parts = numbers(2, 40, [2, 16, 16, 2])
-    with native.switched_off():
-        assert not native.fits(parts[0], parts[1:])
-        with FlopCounterMode(display=False) as counter:
-            chain(*parts)
-        assert counter.get_total_flops() == 2 * 3 * 40 * (2 * 16 + 16 * 16 + 16 * 2)
-    assert native.fits(parts[0], parts[1:])
+    network = NETWORKS["tanh"]()
+    with native.switched_off(), FlopCounterMode(display=False) as counter:
+        network(torch.randn(5, 3))
+    assert counter.get_total_flops() == 2 * 5 * (3 * 8 + 8 * 8 + 8 * 3)
 
 
 @compiled

@@ -1,4 +1,4 @@
-/* Chains of silu and linear maps, with tangents: see `silu_chain` in cpu.py.
+/* Chains of activations and linear maps, with tangents: see `plain_chain` in plain.py.
 
    A few points at a time go through the whole chain, while all that belongs to them stays in the caches
    of a core. Such a tile is a matrix: first the rows of the points' values, then those of each tangent. So
@@ -27,9 +27,13 @@ enum { TILE = 96 };
 
 typedef float vec __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
 
+enum { IDENTITY, SILU, TANH, RELU };
+
 typedef struct {
     long rows; /* the stack is (1 + tangents, rows, widths[0]) */
+    int parts; /* in which rows are shared among threads */
     int tangents, layers;
+    const int *activations;      /* before the map of each layer */
     const int *widths;           /* layers + 1 of them */
     const float *const *weights; /* V of each layer, (widths[i + 1], widths[i]) */
     const float *const *shifts;  /* c of each layer */
@@ -117,21 +121,50 @@ static inline float sigmoid(float y) {
     return 1 / (1 + power.number * (1 + r + r * r * tail));
 }
 
-/* (a, a' T) of (y, T), where a = y s, a' = s + a (1 - s) and a'' = (1 - s) (2 s + a (1 - 2 s)). */
-static void activate(const Work *work, const float *given, long width) {
+/* An activation a(y) with a' and a''. */
+typedef struct { float value, slope, bend; } Active;
+
+static inline __attribute__((always_inline)) Active activated(int activation, float y) {
+    if (activation == SILU) {
+        float s = sigmoid(y), a = y * s;
+        return (Active){a, s + a * (1 - s), (1 - s) * (2 * s + a * (1 - 2 * s))};
+    }
+    if (activation == TANH) {
+        float a = 2 * sigmoid(2 * y) - 1, slope = 1 - a * a;
+        return (Active){a, slope, -2 * a * slope};
+    }
+    if (activation == RELU)
+        return (Active){y < 0 ? 0 : y, y > 0, 0}; /* NaN stays */
+    return (Active){y, 1, 0};
+}
+
+/* Make (a, a' T) of (y, T). This is inlined where the activation is known. */
+static inline __attribute__((always_inline)) void
+activate_as(int activation, const Work *work, const float *given, long width) {
     long down = stride(width), plane = work->points * down;
     for (long at = 0; at < plane; at += down) {
         float *restrict active = work->active + at;
         float *restrict slope = work->slope + at, *restrict bend = work->bend + at;
         for (long i = 0; i < width; i++) {
-            float y = given[at + i], s = sigmoid(y), a = y * s;
-            active[i] = a;
-            slope[i] = s + a * (1 - s);
-            bend[i] = (1 - s) * (2 * s + a * (1 - 2 * s));
+            Active a = activated(activation, given[at + i]);
+            active[i] = a.value;
+            slope[i] = a.slope;
+            bend[i] = a.bend;
         }
         for (long j = 1; j <= work->chain->tangents; j++)
             for (long i = 0; i < width; i++)
                 active[j * plane + i] = slope[i] * given[j * plane + at + i];
+    }
+}
+
+/* Make what goes through a layer's map of what is given to it. */
+static void activate(const Work *work, int index, const float *given) {
+    long width = work->chain->widths[index];
+    switch (work->chain->activations[index]) {
+    case SILU: activate_as(SILU, work, given, width); break;
+    case TANH: activate_as(TANH, work, given, width); break;
+    case RELU: activate_as(RELU, work, given, width); break;
+    default: activate_as(IDENTITY, work, given, width);
     }
 }
 
@@ -158,7 +191,7 @@ static void deactivate(const Work *work, float *grad, const float *given, long w
 static void layer(const Work *work, int index, const float *given, float *result) {
     const Chain *chain = work->chain;
     long in = chain->widths[index], out = chain->widths[index + 1];
-    activate(work, given, in);
+    activate(work, index, given);
     product(rows_of(result, out), rows_of(work->active, in), rows_of(work->forth + index * work->size, out),
             (1 + chain->tangents) * work->points, out, in, 0);
     for (long i = 0; i < work->points; i++)
@@ -233,23 +266,25 @@ static long size_of(const Chain *chain) {
     return most(rows, widest + 1) * stride(widest);
 }
 
-/* How many floats of memory each part of a call works in. */
+/* How many floats each part of a call works in. */
 long chain_memory(const Chain *chain) { return (7 + 3 * chain->layers) * size_of(chain); }
 
 /* How many floats are kept for the way back. */
 long chain_kept(const Chain *chain) { return kept_at(chain, 0, chain->rows, 0); }
 
-/* One of the parts of a call: some rows, and memory of its own. */
-static Work begin(const Chain *chain, float *memory, int part, int parts) {
+/* One of the parts of a call: rows from `start` on, and memory of its own. */
+static Work begin(const Chain *chain, float *memory, int part) {
     long size = size_of(chain), layers = chain->layers * size;
     float *own = memory + part * chain_memory(chain), *maps = own + 7 * size;
     return (Work){
-        .chain = chain, .size = size, .start = chain->rows * part / parts,
+        .chain = chain, .size = size, .start = chain->rows * part / chain->parts,
         .input = own, .first = own + size, .active = own + 2 * size, .grad = own + 3 * size,
         .other = own + 4 * size, .slope = own + 5 * size, .bend = own + 6 * size,
         .forth = maps, .back = maps + layers, .gradients = maps + 2 * layers,
     };
 }
+
+static long end_of(const Chain *chain, int part) { return chain->rows * (part + 1) / chain->parts; }
 
 static void part_forth(Work work, long stop, const float *stack, float *result, float *kept) {
     const Chain *chain = work.chain;
@@ -284,7 +319,7 @@ static void part_back(Work work, long stop, const float *stack, const float *kep
         for (int i = chain->layers - 1; i >= 0; i--) {
             const float *given = i > 1 ? kept + kept_at(chain, i, work.start, work.points)
                                        : i > 0 ? work.first : work.input;
-            activate(&work, given, chain->widths[i]);
+            activate(&work, i, given);
             if (by_maps)
                 add_gradients(&work, i);
             if (i > 0 || by_stack)
@@ -295,23 +330,22 @@ static void part_back(Work work, long stop, const float *stack, const float *kep
     }
 }
 
-/* The chain of a stack, in so many parts at once. What the way back needs is kept unless `kept` is null. */
-void chain_forth(const Chain *chain, int parts, const float *stack, float *result, float *kept, float *memory) {
-#pragma omp parallel for num_threads(parts)
-    for (int i = 0; i < parts; i++)
-        part_forth(begin(chain, memory, i, parts), chain->rows * (i + 1) / parts, stack, result, kept);
+/* The chain of a stack. What the way back needs is kept unless `kept` is null. */
+void chain_forth(const Chain *chain, const float *stack, float *result, float *kept, float *memory) {
+#pragma omp parallel for num_threads(chain->parts)
+    for (int i = 0; i < chain->parts; i++)
+        part_forth(begin(chain, memory, i), end_of(chain, i), stack, result, kept);
 }
 
 /* Gradients by the stack, and by each V and c in turn, unless they are null. As many parts as forth. */
-void chain_back(const Chain *chain, int parts, const float *stack, const float *kept, const float *grad,
+void chain_back(const Chain *chain, const float *stack, const float *kept, const float *grad,
                 float *by_stack, float *by_maps, float *memory) {
-#pragma omp parallel for num_threads(parts)
-    for (int i = 0; i < parts; i++)
-        part_back(begin(chain, memory, i, parts), chain->rows * (i + 1) / parts, stack, kept, grad, by_stack,
-                  by_maps != NULL);
-    Work whole = begin(chain, memory, 0, parts);
-    for (int i = 1; i < parts; i++) {
-        const float *other = begin(chain, memory, i, parts).gradients;
+#pragma omp parallel for num_threads(chain->parts)
+    for (int i = 0; i < chain->parts; i++)
+        part_back(begin(chain, memory, i), end_of(chain, i), stack, kept, grad, by_stack, by_maps != NULL);
+    Work whole = begin(chain, memory, 0);
+    for (int i = 1; i < chain->parts; i++) {
+        const float *other = begin(chain, memory, i).gradients;
         for (long j = 0; j < chain->layers * whole.size; j++)
             whole.gradients[j] += other[j];
     }

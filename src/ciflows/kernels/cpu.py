@@ -2,18 +2,18 @@
 
 There such a chain is bound by its matrix products, as long as nothing else takes time. Where tangents
 are carried along with a value, all go through one product a layer. That is done in C (`native`) where
-there is a compiler; otherwise here, in blocks of rows that stay in a core's cache: what is done to each
-number is done in place, in few passes, and products have the layout that is quickest for their shapes.
-Backward passes are written out.
+there is a compiler. Otherwise it is done here, in blocks of rows that stay in a core's cache: what is
+done to each number is done in place, in few passes; products have the layout that is quickest for their
+shapes; and the backward pass is written out.
 """
 
 from __future__ import annotations
 
-__all__ = ["silu_chain", "tanh_chain"]
+__all__ = ["perceptron", "silu_chain"]
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ciflows.kernels import native
 from ciflows.kernels.memory import thread_memory
-from ciflows.kernels.plain import plain_gradients
+from ciflows.kernels.plain import plain_chain, plain_gradients
 
 BLOCK = 1500
 
@@ -37,9 +37,9 @@ def silu_chain(stack: Tensor, weights: Sequence[Tensor], shifts: Sequence[Tensor
         shifts: c of each layer, (out,) or (rows, out).
     """
     maps = *weights, *shifts
-    if torch.is_grad_enabled() and any(part.requires_grad for part in (stack, *maps)):
-        return _SiluChain.apply(stack, *maps)
-    return _forth(stack, maps, keep=False, threads=_native_threads(stack, maps))[0]
+    if native.fits(stack, maps):
+        return native.chain("silu", stack, maps)
+    return _SiluChain.apply(torch.is_grad_enabled(), stack, *maps)
 
 
 class _SiluChain(torch.autograd.Function):
@@ -49,90 +49,57 @@ class _SiluChain(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, stack: Tensor, *maps: Tensor) -> Tensor:
-        ctx.threads = _native_threads(stack, maps)
-        result, *kept = _forth(stack, maps, keep=True, threads=ctx.threads)
+    def forward(ctx: Any, keep: bool, stack: Tensor, *maps: Tensor) -> Tensor:
+        weights, shifts = _halves(maps)
+        turned = [_by_columns(weight.mT) for weight in weights]
+        hidden = range(1, len(weights) - 1) if keep else ()
+        kept: list[Tensor] = []
+        results: list[Tensor] = []
+        for some in _blocks(stack):
+            part = _Stack(stack[:, some])
+            rooms = _rooms(part.whole, weights, stacks=2, values=2)
+            for index, (weight, shift) in enumerate(zip(turned, _part(shifts, some), strict=True)):
+                before, out = (rooms[width] for width in weight.shape)
+                if index in hidden:
+                    kept.append(torch.empty_like(out.active.whole))
+                    part = _layer(part, weight, shift, before, _Stack(kept[-1]))
+                else:
+                    part = _layer(part, weight, shift, before, out.free[0])
+            results.append(part.whole.clone())
         ctx.save_for_backward(stack, *maps, *kept)
-        return result
+        return torch.cat(results, dim=1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        count = len(ctx.needs_input_grad)
-        (grad,), (stack, *maps), kept = grads, ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        (grad,), (stack, *saved) = grads, ctx.saved_tensors
+        count = len(ctx.needs_input_grad) - 2
         if torch.is_grad_enabled():
-            return plain_gradients(_plain_silu_chain, [stack, *maps], grads)
-        wanted = ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:])
-        if ctx.threads:
-            return native.back(stack, maps, ctx.threads, kept[0], grad, wanted)
-        return _back(stack, maps, kept, grad, wanted[0])
-
-
-def _native_threads(stack: Tensor, maps: Sequence[Tensor]) -> int:
-    """How many threads do it in C; 0 where that cannot be."""
-    return native.threads(stack) if native.fits(stack, maps) else 0
-
-
-def _forth(stack: Tensor, maps: Sequence[Tensor], keep: bool, threads: int) -> list[Tensor]:
-    """What a chain makes of a stack; and, where it is to be kept, what the way back needs."""
-    if threads:
-        return native.forth(stack, maps, threads, keep)
-    weights, shifts = _halves(maps)
-    turned = [_by_columns(weight.mT) for weight in weights]
-    hidden = range(1, len(weights) - 1) if keep else ()
-    kept: list[Tensor] = []
-    results: list[Tensor] = []
-    for some in _blocks(stack):
-        part = _Stack(stack[:, some])
-        rooms = _rooms(part.whole, weights, stacks=2, values=2)
-        for index, (weight, shift) in enumerate(zip(turned, _part(shifts, some), strict=True)):
-            before, out = (rooms[width] for width in weight.shape)
-            if index in hidden:
-                kept.append(torch.empty_like(out.active.whole))
-                part = _layer(part, weight, shift, before, _Stack(kept[-1]))
-            else:
-                part = _layer(part, weight, shift, before, out.free[0])
-        results.append(part.whole.clone())
-    return [torch.cat(results, dim=1), *kept]
-
-
-def _back(
-    stack: Tensor, maps: Sequence[Tensor], kept: Sequence[Tensor], grad: Tensor, by_stack_too: bool
-) -> tuple[Tensor | None, ...]:
-    """The gradients by the stack, where they are wanted, and by each of the maps."""
-    (weights, shifts), each_kept = _halves(maps), iter(kept)
-    turned, first = [_by_columns(weight) for weight in weights], _by_columns(weights[0].mT)
-    by_weights, by_shifts = _halves([torch.zeros_like(part) for part in maps])
-    by_stack = torch.empty_like(stack) if by_stack_too else None
-    for some in _blocks(stack):
-        inputs = [_Stack(stack[:, some])]
-        rooms = _rooms(inputs[0].whole, weights, stacks=4, values=3)
-        if len(weights) > 1:
-            before, out = (rooms[width] for width in first.shape)
-            inputs.append(_layer(inputs[0], first, _part(shifts, some)[0], before, out.free[2]))
-        inputs += [_Stack(next(each_kept)) for _ in weights[2:]]
-        part = _Stack(grad[:, some])
-        by_some = _part(by_shifts, some)
-        for index in reversed(range(len(weights))):
-            given, room = inputs[index], rooms[weights[index].shape[1]]
-            _activate(given, room)
-            by_some[index] += part.value.sum_to_size(by_some[index].shape)
-            by_weights[index].add_(_outer(part.rows, room.active.rows))
-            if index == 0 and by_stack is None:
-                break
-            torch.mm(part.rows, turned[index], out=room.free[index % 2].rows)
-            part = _deactivate(room.free[index % 2], given, room)
-        if by_stack is not None:
-            by_stack[:, some] = part.whole
-    return by_stack, *by_weights, *by_shifts
-
-
-def _plain_silu_chain(stack: Tensor, *maps: Tensor) -> Tensor:
-    for weight, shift in zip(*_halves(maps), strict=True):
-        y, tangents = stack[:1], stack[1:]
-        s = torch.sigmoid(y)
-        active = torch.cat([y * s, tangents * (s * (1 + y * (1 - s)))]) @ weight.mT
-        stack = torch.cat([active[:1] + shift, active[1:]])
-    return stack
+            return None, *plain_gradients(partial(plain_chain, "silu"), [stack, *saved[:count]], grads)
+        (weights, shifts), kept = _halves(saved[:count]), iter(saved[count:])
+        turned, first = [_by_columns(weight) for weight in weights], _by_columns(weights[0].mT)
+        by_weights, by_shifts = _halves([torch.zeros_like(part) for part in saved[:count]])
+        by_stack = torch.empty_like(stack) if ctx.needs_input_grad[1] else None
+        for some in _blocks(stack):
+            inputs = [_Stack(stack[:, some])]
+            rooms = _rooms(inputs[0].whole, weights, stacks=4, values=3)
+            if len(weights) > 1:
+                before, out = (rooms[width] for width in first.shape)
+                inputs.append(_layer(inputs[0], first, _part(shifts, some)[0], before, out.free[2]))
+            inputs += [_Stack(next(kept)) for _ in weights[2:]]
+            part = _Stack(grad[:, some])
+            by_some = _part(by_shifts, some)
+            for index in reversed(range(len(weights))):
+                given, room = inputs[index], rooms[weights[index].shape[1]]
+                _activate(given, room)
+                by_some[index] += part.value.sum_to_size(by_some[index].shape)
+                by_weights[index].add_(_outer(part.rows, room.active.rows))
+                if index == 0 and by_stack is None:
+                    break
+                torch.mm(part.rows, turned[index], out=room.free[index % 2].rows)
+                part = _deactivate(room.free[index % 2], given, room)
+            if by_stack is not None:
+                by_stack[:, some] = part.whole
+        return None, by_stack, *by_weights, *by_shifts
 
 
 class _Stack:
@@ -237,9 +204,14 @@ def _outer(rows: Tensor, inputs: Tensor) -> Tensor:
     return (inputs.mT @ rows).mT if narrow else rows.mT @ inputs
 
 
-def tanh_chain(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
-    """h ← W h + b for each weight and bias, with a tanh between: (rows, in) -> (rows, out)."""
-    return _TanhChain.apply(x, *weights, *biases)
+def perceptron(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], activation: str
+) -> Tensor:
+    """h ← W h + b for each weight and bias, with a tanh or ReLU between: (rows, in) -> (rows, out)."""
+    maps = *weights, *biases
+    if native.fits(x, maps):
+        return native.chain(activation, x, maps)
+    return _TanhChain.apply(x, *maps) if activation == "tanh" else plain_chain(activation, x, *maps)
 
 
 class _TanhChain(torch.autograd.Function):
@@ -261,7 +233,7 @@ class _TanhChain(torch.autograd.Function):
         count = len(ctx.needs_input_grad)
         given, inputs = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         if torch.is_grad_enabled():
-            return plain_gradients(_plain_tanh_chain, given, grads)
+            return plain_gradients(partial(plain_chain, "tanh"), given, grads)
         weights, _ = _halves(given[1:])
         grad = grads[0].mT
         by_weights: list[Tensor] = []
@@ -273,10 +245,3 @@ class _TanhChain(torch.autograd.Function):
                 grad = torch.ops.aten.tanh_backward(weights[index].mT @ grad, inputs[index])
         by_x = (weights[0].mT @ grad).mT if ctx.needs_input_grad[0] else None
         return by_x, *by_weights, *by_biases
-
-
-def _plain_tanh_chain(x: Tensor, *maps: Tensor) -> Tensor:
-    weights, biases = _halves(maps)
-    for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
-        x = torch.tanh(x @ weight.mT + bias)
-    return x @ weights[-1].mT + biases[-1]

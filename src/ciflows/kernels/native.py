@@ -1,4 +1,4 @@
-"""`silu_chain` in C: a tile of points goes through the whole chain while it stays in a core's cache.
+"""Chains in C: a tile of points goes through all maps while it stays in a core's cache.
 
 `chain.c` is compiled for this very machine when it is first needed, and kept in the user's folder for
 caches. Where there is no compiler, torch's operations do the work.
@@ -6,7 +6,7 @@ caches. Where there is no compiler, torch's operations do the work.
 
 from __future__ import annotations
 
-__all__ = ["back", "fits", "forth", "switched_off", "threads"]
+__all__ = ["chain", "fits", "switched_off"]
 
 import ctypes
 import hashlib
@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,10 @@ from torch import Tensor
 
 from ciflows.files import cache_folder
 from ciflows.kernels.memory import thread_memory
+from ciflows.kernels.plain import plain_chain, plain_gradients
 
 SOURCE = Path(__file__).with_name("chain.c")
+ACTIVATIONS = ("identity", "silu", "tanh", "relu")  # as they are numbered there
 FLAGS = (  # none that lets NaN and infinities get lost
     "-std=gnu11",
     "-O3",
@@ -43,11 +45,18 @@ LEAST_ROWS = 64  # that are worth a thread
 SECONDS = 60  # to compile
 
 
+def chain(activation: str, stack: Tensor, maps: Sequence[Tensor]) -> Tensor:
+    """`plain_chain`, of what `fits`."""
+    if torch.is_grad_enabled() and any(part.requires_grad for part in (stack, *maps)):
+        return _NativeChain.apply(activation, stack, *maps)
+    return _forth(_Chain(activation, stack, maps), stack, None)
+
+
 def fits(stack: Tensor, maps: Sequence[Tensor]) -> bool:
-    """Whether `forth` and `back` take these: weights, then as many shifts, of one dimension."""
+    """Whether `chain` takes these: floats, and shifts that all rows share."""
     alike = all(part.dtype == torch.float32 and part.is_cpu for part in (stack, *maps))
     shifts = maps[len(maps) // 2 :]
-    narrow = max(stack.shape[-1], *(len(shift) for shift in shifts)) <= WIDEST
+    narrow = max(stack.shape[-1], *map(len, shifts)) <= WIDEST
     flat = all(shift.ndim == 1 for shift in shifts)
     return _switch.get() and alike and narrow and flat and _library() is not None
 
@@ -65,84 +74,87 @@ def switched_off() -> Iterator[None]:
         _switch.reset(token)
 
 
-def threads(stack: Tensor) -> int:
-    """How many threads share the rows."""
-    return max(1, min(torch.get_num_threads(), stack.shape[1] // LEAST_ROWS))
+class _NativeChain(torch.autograd.Function):
+    """What comes out of each layer but the first is kept for the way back, in a layout of C's own."""
+
+    @staticmethod
+    def forward(ctx: Any, activation: str, stack: Tensor, *maps: Tensor) -> Tensor:
+        chain = _Chain(activation, stack, maps)
+        kept = stack.new_empty(_library().chain_kept(chain))
+        ctx.activation, ctx.parts = activation, chain.parts
+        ctx.save_for_backward(stack, *maps, kept)
+        return _forth(chain, stack, kept)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        stack, *maps, kept = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            plain = partial(plain_chain, ctx.activation)
+            return None, *plain_gradients(plain, [stack, *maps], grads)
+        chain = _Chain(ctx.activation, stack, maps)
+        chain.parts = ctx.parts  # as many as on the way forth
+        stack, grad = stack.contiguous(), grads[0].contiguous()
+        half = len(maps) // 2
+        pairs = [part for pair in zip(maps[:half], maps[half:], strict=True) for part in pair]
+        sizes = [part.numel() for part in pairs]
+        by_stack = torch.empty_like(stack) if ctx.needs_input_grad[1] else None
+        by_maps = stack.new_empty(sum(sizes)) if any(ctx.needs_input_grad[2:]) else None
+        places = map(_at, (stack, kept, grad, by_stack, by_maps, chain.memory()))
+        _library().chain_back(chain, *places)
+        if by_maps is None:
+            return None, by_stack, *[None] * len(maps)
+        by_each = [by.view_as(part) for by, part in zip(by_maps.split(sizes), pairs, strict=True)]
+        return None, by_stack, *by_each[::2], *by_each[1::2]
 
 
-def forth(stack: Tensor, maps: Sequence[Tensor], parts: int, keep: bool) -> list[Tensor]:
-    """What a chain makes of a stack; and, where it is to be kept, what `back` needs."""
-    chain, stack = _Chain(stack, maps), stack.contiguous()
-    result = stack.new_empty(*stack.shape[:2], chain.widths[chain.layers])
-    kept = [stack.new_empty(_library().chain_kept(chain))] if keep else []
-    places = map(_at, (stack, result, kept[0] if keep else None, _memory(chain, parts)))
-    _library().chain_forth(chain, parts, *places)
-    return [result, *kept]
-
-
-def back(
-    stack: Tensor,
-    maps: Sequence[Tensor],
-    parts: int,
-    kept: Tensor,
-    grad: Tensor,
-    wanted: tuple[bool, bool],
-) -> tuple[Tensor | None, ...]:
-    """The gradients by the stack and by each of the maps.
-
-    Arguments:
-        parts: As many as the way forth had.
-        kept: What it kept.
-        grad: The gradient by its result.
-        wanted: Whether that by the stack is; and whether those by the maps are.
-    """
-    chain, stack, grad = _Chain(stack, maps), stack.contiguous(), grad.contiguous()
-    half = len(maps) // 2
-    pairs = [part for pair in zip(maps[:half], maps[half:], strict=True) for part in pair]
-    sizes = [part.numel() for part in pairs]
-    by_stack = torch.empty_like(stack) if wanted[0] else None
-    by_maps = stack.new_empty(sum(sizes)) if wanted[1] else None
-    places = map(_at, (stack, kept, grad, by_stack, by_maps, _memory(chain, parts)))
-    _library().chain_back(chain, parts, *places)
-    if by_maps is None:
-        return by_stack, *[None] * len(maps)
-    by_each = [by.view_as(part) for by, part in zip(by_maps.split(sizes), pairs, strict=True)]
-    return by_stack, *by_each[::2], *by_each[1::2]
+def _forth(chain: _Chain, stack: Tensor, kept: Tensor | None) -> Tensor:
+    """What a chain makes of a stack; what the way back needs goes to `kept`."""
+    stack = stack.contiguous()
+    result = stack.new_empty(*stack.shape[:-1], chain.widths[chain.layers])
+    _library().chain_forth(chain, *map(_at, (stack, result, kept, chain.memory())))
+    return result
 
 
 class _Chain(ctypes.Structure):
-    """What a chain is, for C."""
+    """What a chain is, for C; and in how many parts its rows are shared among threads."""
 
     _fields_ = (
         ("rows", ctypes.c_long),
+        ("parts", ctypes.c_int),
         ("tangents", ctypes.c_int),
         ("layers", ctypes.c_int),
+        ("activations", ctypes.POINTER(ctypes.c_int)),
         ("widths", ctypes.POINTER(ctypes.c_int)),
         ("weights", ctypes.POINTER(ctypes.c_void_p)),
         ("shifts", ctypes.POINTER(ctypes.c_void_p)),
     )
 
-    def __init__(self, stack: Tensor, maps: Sequence[Tensor]) -> None:
+    def __init__(self, activation: str, stack: Tensor, maps: Sequence[Tensor]) -> None:
         self.held = [part.contiguous() for part in maps]  # as long as C may read them
-        layers = len(maps) // 2
+        layers, rows = len(maps) // 2, stack.shape[-2]
         weights, shifts = self.held[:layers], self.held[layers:]
-        widths = [stack.shape[2], *map(len, shifts)]
+        widths = [stack.shape[-1], *map(len, shifts)]
+        kinds = [ACTIVATIONS.index(activation)] * layers
+        if activation != "silu":
+            kinds[0] = ACTIVATIONS.index("identity")
         super().__init__(
-            stack.shape[1],
-            len(stack) - 1,
+            rows,
+            max(1, min(torch.get_num_threads(), rows // LEAST_ROWS)),
+            len(stack) - 1 if stack.ndim == 3 else 0,
             layers,
+            (ctypes.c_int * layers)(*kinds),
             (ctypes.c_int * len(widths))(*widths),
             (ctypes.c_void_p * layers)(*map(_at, weights)),
             (ctypes.c_void_p * layers)(*map(_at, shifts)),
         )
 
+    def memory(self) -> Tensor:
+        """What all parts work in."""
+        return thread_memory.get(self.parts * _library().chain_memory(self), torch.float32)
+
 
 def _at(part: Tensor | None) -> int | None:
     return None if part is None else part.data_ptr() or None
-
-
-def _memory(chain: _Chain, parts: int) -> Tensor:
-    return thread_memory.get(parts * _library().chain_memory(chain), torch.float32)
 
 
 @lru_cache(maxsize=1)
@@ -155,8 +167,8 @@ def _library() -> Any:
     chain, place = ctypes.POINTER(_Chain), ctypes.c_void_p
     library.chain_memory.argtypes = library.chain_kept.argtypes = [chain]
     library.chain_memory.restype = library.chain_kept.restype = ctypes.c_long
-    library.chain_forth.argtypes = [chain, ctypes.c_int, *[place] * 4]
-    library.chain_back.argtypes = [chain, ctypes.c_int, *[place] * 6]
+    library.chain_forth.argtypes = [chain, *[place] * 4]
+    library.chain_back.argtypes = [chain, *[place] * 6]
     library.chain_forth.restype = library.chain_back.restype = None
     return library
 

@@ -1,13 +1,14 @@
-"""Backward passes that can be differentiated again, for functions whose own is written out by hand."""
+"""Chains and backward passes in plain torch, for what is otherwise written out by hand."""
 
 from __future__ import annotations
 
-__all__ = ["plain_gradients"]
+__all__ = ["plain_chain", "plain_gradients"]
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -25,3 +26,34 @@ def plain_gradients(
     outputs = function(*given)
     made = iter(torch.autograd.grad(outputs, needed, grads, create_graph=True, allow_unused=True))
     return tuple(next(made) if is_wanted else None for is_wanted in wanted)
+
+
+def plain_chain(activation: str, stack: Tensor, *maps: Tensor) -> Tensor:
+    """y ← V a(y) + c for each weight V and shift c, with tangents T ← V (a'(y) ⊙ T) carried along.
+
+    Arguments:
+        activation: "silu" is before each map; "tanh" and "relu" are between maps.
+        stack: The value y and k tangents T, (1 + k, rows, features); or the value alone.
+        maps: V of each layer, (out, in); then c of each, (out,) or (rows, out).
+    """
+    if stack.ndim == 2:
+        return plain_chain(activation, stack[None], *maps)[0]
+    half = len(maps) // 2
+    for index, (weight, shift) in enumerate(zip(maps[:half], maps[half:], strict=True)):
+        if index or activation == "silu":
+            value, slope = _activated(activation, stack[:1])
+            stack = torch.cat([value, stack[1:] * slope]) if len(stack) > 1 else value
+        stack = stack @ weight.mT
+        stack = torch.cat([stack[:1] + shift, stack[1:]]) if len(stack) > 1 else stack + shift
+    return stack
+
+
+def _activated(activation: str, y: Tensor) -> tuple[Tensor, Tensor]:
+    """a(y) and a'(y)."""
+    if activation == "silu":
+        s = torch.sigmoid(y)
+        return F.silu(y), s * (1 + y * (1 - s))
+    if activation == "tanh":
+        value = torch.tanh(y)
+        return value, 1 - value * value
+    return torch.relu(y), (y > 0).to(y.dtype)

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from ciflows import kernels
 from ciflows.groups import grouped
-from ciflows.kernels.cpu import tanh_chain
+from ciflows.kernels.cpu import perceptron
 
 
 class Perceptron(nn.Sequential):
-    """Linear maps with one activation between them, as one kernel where they fit on a GPU.
+    """Linear maps with one activation between them, as one kernel where there is one for them.
 
     Arguments:
         modules: The maps and activations in turn.
-        activation: What `kernels.gpu` calls the activation; None where it does not know it.
+        activation: What kernels call the activation, "tanh" or "relu"; None where it is another.
     """
 
     def __init__(self, *modules: nn.Module, activation: str | None) -> None:
@@ -30,8 +30,13 @@ class Perceptron(nn.Sequential):
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        fused = self.activation is not None and kernels.fits(x, self.sizes)
-        return self._fused(x) if fused else self._plain(x)
+        if self.activation is not None and kernels.fits(x, self.sizes):
+            return self._fused(x)
+        if self.activation is not None and x.is_cpu:
+            biases = [part.bias for part in self._maps]
+            y = perceptron(x.reshape(-1, x.shape[-1]), self._weights(), biases, self.activation)
+            return y.reshape(*x.shape[:-1], y.shape[-1])
+        return self._plain(x)
 
     @property
     def fused(self) -> bool:
@@ -117,12 +122,3 @@ class MLP(Perceptron):
             nn.init.zeros_(last.bias)
         smooth = all(isinstance(part, nn.Tanh) for part in modules[1::2])
         super().__init__(*modules, last, activation="tanh" if smooth else None)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._chain(x) if self.activation == "tanh" and x.is_cpu else super().forward(x)
-
-    def _chain(self, x: Tensor) -> Tensor:
-        """All layers at once, on a CPU."""
-        biases = [part.bias for part in self._maps]
-        y = tanh_chain(x.reshape(-1, x.shape[-1]), self._weights(), biases)
-        return y.reshape(*x.shape[:-1], y.shape[-1])
