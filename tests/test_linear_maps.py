@@ -84,3 +84,19 @@ def test_constant_maps_are_plain_ones(maps: tuple[Tensor, Tensor, Tensor]) -> No
     for weight, bias in apart(weights.detach(), biases.detach()):
         (grad,) = torch.autograd.grad(linear(x, weight, bias).sum(), x)
         assert torch.equal(grad, weight.sum(0).expand(2, 4, 3))
+
+
+def test_a_gradient_of_x_alone_leaves_nothing_behind(maps: tuple[Tensor, Tensor, Tensor]) -> None:
+    weights, biases, x = maps
+    first, second, *_ = (linear(x, weight, bias).sum() for weight, bias in apart(weights, biases))
+    torch.autograd.grad(first, x, retain_graph=True)
+    (grad,) = torch.autograd.grad(second, weights)
+    assert not grad[0].any()
+    assert grad[1].any()
+
+
+def test_a_bias_alone_and_no_rows(maps: tuple[Tensor, Tensor, Tensor]) -> None:
+    weights, biases, x = maps
+    weight, bias = apart(weights, biases)[0]
+    assert torch.autograd.grad(bias.sum(), biases)[0].sum() == 3
+    assert linear(x[:, :0], weight, bias).shape == (2, 0, 3)

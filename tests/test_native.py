@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,6 +13,8 @@ import pytest
 import torch
 import zuko
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 from ciflows.kernels import native
@@ -19,7 +23,8 @@ from ciflows.kernels.plain import plain_chain
 from ciflows.networks import MLP, LipschitzMLP
 from ciflows.networks.masked import MaskedMLP
 
-compiled = pytest.mark.skipif(shutil.which("cc") is None, reason="There is no C compiler.")
+COMPILER = shlex.split(os.environ.get("CC", "cc"))[0]
+compiled = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="There is no C compiler.")
 
 SHAPES = {  # tangents, rows, widths
     "a residual block": (2, 100, [2, 128, 128, 128, 128, 2]),
@@ -184,13 +189,62 @@ def test_shifts_of_each_row_and_other_numbers_are_left_to_torch() -> None:
     assert not native.fits(stack, maps)
 
 
+@compiled
+@pytest.mark.parametrize("shape", [(5, 4), (5, 300), (3,), (2, 2, 5, 4)])
+def test_what_does_not_fit_together_is_refused(shape: tuple[int, ...]) -> None:
+    network, x = MLP(3, 3, hidden=[8, 8]), torch.randn(shape)
+    maps = [*network._weights(), *(part.bias for part in network._maps)]
+    assert not native.fits(x, maps)
+    if x.shape[-1] != 3:
+        with pytest.raises(RuntimeError, match="shapes"):
+            network(x)
+
+
+@compiled
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, by torch
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_what_torch_has_to_see_is_left_to_it(activation: str) -> None:
+    network, x = NETWORKS[activation]().requires_grad_(False), torch.randn(5, 3)
+    y, jacobian = network(x), torch.autograd.functional.jacobian(network, x).sum(2)
+    with forward_ad.dual_level():
+        if activation == "relu":
+            tangent = forward_ad.unpack_dual(network(forward_ad.make_dual(x, torch.ones(5, 3)))).tangent
+            torch.testing.assert_close(tangent, jacobian.sum(-1))
+        else:
+            with pytest.raises(NotImplementedError):
+                network(forward_ad.make_dual(x, torch.ones(5, 3)))
+    if activation == "relu":
+        torch.testing.assert_close(torch.func.vmap(network)(x[:, None])[:, 0], y)
+    with torch.autocast("cpu"):
+        maps = [*network._weights(), *(part.bias for part in network._maps)]
+        assert not native.fits(x, maps)
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        assert network(fake.from_tensor(x)).shape == (5, 3)
+
+
+@compiled
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torch_compiles_networks() -> None:
+    network, x = NETWORKS["tanh"](), torch.randn(5, 3)
+    compiled = torch.compile(network, backend="eager")
+    torch.testing.assert_close(compiled(x), network(x))
+
+
+@compiled
+def test_memory_of_inference_mode_serves_outside_of_it() -> None:
+    with torch.inference_mode():
+        LipschitzMLP(2, hidden=[native.WIDEST] * 4)(torch.randn(10, 2))
+    network = LipschitzMLP(2, hidden=[16, 16], context_features=3)
+    network(torch.randn(10, 2), None, torch.randn(10, 3))[0].sum().backward()
+
+
 @pytest.fixture
 def no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Nothing is compiled yet, here or in the cache."""
     monkeypatch.setenv("CIFLOWS_CACHE", str(tmp_path / "cache"))
-    native._library.cache_clear()
+    native._load.cache_clear()
     yield
-    native._library.cache_clear()
+    native._load.cache_clear()
 
 
 @pytest.mark.usefixtures("no_library")
@@ -215,7 +269,47 @@ def test_torch_does_it_where_its_work_is_counted() -> None:
 @compiled
 @pytest.mark.usefixtures("no_library")
 def test_it_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = native._compiled()
-    assert [*(tmp_path / "cache" / "kernels").iterdir()] == [first]
-    monkeypatch.setattr(native.subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
-    assert native._compiled() == first
+    assert native._library() is not None
+    (path,) = (tmp_path / "cache" / "kernels").iterdir()
+    native._load.cache_clear()
+    run = native._run
+    monkeypatch.setattr(
+        native, "_run", lambda command: run(command) if "--version" in command else pytest.fail("again")
+    )
+    assert native._library() is not None
+    assert [*path.parent.iterdir()] == [path]
+
+
+@compiled
+@pytest.mark.usefixtures("no_library")
+def test_a_damaged_library_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native._library() is not None
+    (path,) = (tmp_path / "cache" / "kernels").iterdir()
+    other = tmp_path / "other" / "kernels" / path.name
+    other.parent.mkdir(parents=True, mode=0o700)
+    other.touch(mode=0o700)
+    monkeypatch.setenv("CIFLOWS_CACHE", str(tmp_path / "other"))
+    native._load.cache_clear()
+    assert native._library() is not None
+    assert other.stat().st_size == path.stat().st_size
+
+
+@compiled
+@pytest.mark.usefixtures("no_library")
+def test_a_library_that_others_may_write_is_not_loaded(tmp_path: Path) -> None:
+    assert native._library() is not None
+    (path,) = (tmp_path / "cache" / "kernels").iterdir()
+    path.chmod(0o777)
+    native._load.cache_clear()
+    assert native._library() is None
+
+
+@pytest.mark.usefixtures("no_library")
+def test_without_a_home_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("CIFLOWS_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert native._library() is None

@@ -49,6 +49,7 @@ typedef struct {
     long start, points;                           /* the tile at hand is of these rows of the stack */
     float *input, *first, *active, *grad, *other; /* tiles */
     float *slope, *bend;                          /* a' and a'' of a tile's values */
+    int is_back;                                  /* where these are needed again */
     float *forth, *back, *gradients;              /* one for each layer: packed weights, and gradients */
     long size;                                    /* of each of these */
 } Work;
@@ -143,8 +144,9 @@ static inline __attribute__((always_inline)) void
 activate_as(int activation, const Work *work, const float *given, long width) {
     long down = stride(width), plane = work->points * down;
     for (long at = 0; at < plane; at += down) {
+        long here = work->is_back ? at : 0; /* else one row of slopes serves all */
         float *restrict active = work->active + at;
-        float *restrict slope = work->slope + at, *restrict bend = work->bend + at;
+        float *restrict slope = work->slope + here, *restrict bend = work->bend + here;
         for (long i = 0; i < width; i++) {
             Active a = activated(activation, given[at + i]);
             active[i] = a.value;
@@ -259,28 +261,43 @@ static long tile_points(const Chain *chain) {
     return points > 4 ? points - points % 4 : most(points, 1); /* rows beside whole blocks are slow */
 }
 
-static long size_of(const Chain *chain) {
-    long widest = 0, rows = (1 + chain->tangents) * tile_points(chain);
+static long widest(const Chain *chain) {
+    long width = 0;
     for (int i = 0; i <= chain->layers; i++)
-        widest = most(widest, chain->widths[i]);
-    return most(rows, widest + 1) * stride(widest);
+        width = most(width, chain->widths[i]);
+    return width;
 }
 
-/* How many floats each part of a call works in. */
-long chain_memory(const Chain *chain) { return (7 + 3 * chain->layers) * size_of(chain); }
+enum { TILES = 7 };
+
+static long tile_size(const Chain *chain) {
+    return (1 + chain->tangents) * tile_points(chain) * stride(widest(chain));
+}
+
+/* Of a packed weight, or of its gradient with the row for that by c. */
+static long map_size(const Chain *chain) { return (widest(chain) + 1) * stride(widest(chain)); }
+
+static long part_size(const Chain *chain) {
+    return TILES * tile_size(chain) + chain->layers * map_size(chain);
+}
+
+/* How many floats a call works in: packed weights, which parts share, and what each has of its own. */
+long chain_memory(const Chain *chain) {
+    return 2 * chain->layers * map_size(chain) + chain->parts * part_size(chain);
+}
 
 /* How many floats are kept for the way back. */
 long chain_kept(const Chain *chain) { return kept_at(chain, 0, chain->rows, 0); }
 
 /* One of the parts of a call: rows from `start` on, and memory of its own. */
-static Work begin(const Chain *chain, float *memory, int part) {
-    long size = size_of(chain), layers = chain->layers * size;
-    float *own = memory + part * chain_memory(chain), *maps = own + 7 * size;
+static Work begin(const Chain *chain, float *memory, int part, int is_back) {
+    long tile = tile_size(chain), size = map_size(chain), layers = chain->layers * size;
+    float *own = memory + 2 * layers + part * part_size(chain);
     return (Work){
-        .chain = chain, .size = size, .start = chain->rows * part / chain->parts,
-        .input = own, .first = own + size, .active = own + 2 * size, .grad = own + 3 * size,
-        .other = own + 4 * size, .slope = own + 5 * size, .bend = own + 6 * size,
-        .forth = maps, .back = maps + layers, .gradients = maps + 2 * layers,
+        .chain = chain, .size = size, .start = chain->rows * part / chain->parts, .is_back = is_back,
+        .input = own, .first = own + tile, .active = own + 2 * tile, .grad = own + 3 * tile,
+        .other = own + 4 * tile, .slope = own + 5 * tile, .bend = own + 6 * tile,
+        .gradients = own + TILES * tile, .forth = memory, .back = memory + layers,
     };
 }
 
@@ -288,8 +305,6 @@ static long end_of(const Chain *chain, int part) { return chain->rows * (part + 
 
 static void part_forth(Work work, long stop, const float *stack, float *result, float *kept) {
     const Chain *chain = work.chain;
-    for (int i = 0; i < chain->layers; i++)
-        pack(&work, i, 1);
     for (; work.start < stop; work.start += work.points) {
         work.points = least(tile_points(chain), stop - work.start);
         float *given = work.input;
@@ -307,10 +322,8 @@ static void part_forth(Work work, long stop, const float *stack, float *result, 
 static void part_back(Work work, long stop, const float *stack, const float *kept, const float *grad,
                       float *by_stack, int by_maps) {
     const Chain *chain = work.chain;
-    memset(work.gradients, 0, chain->layers * work.size * sizeof(float));
-    pack(&work, 0, 1);
-    for (int i = 0; i < chain->layers; i++)
-        pack(&work, i, 0);
+    if (by_maps)
+        memset(work.gradients, 0, chain->layers * work.size * sizeof(float));
     for (; work.start < stop; work.start += work.points) {
         work.points = least(tile_points(chain), stop - work.start);
         move(&work, work.input, stack, chain->widths[0], IN);
@@ -332,24 +345,32 @@ static void part_back(Work work, long stop, const float *stack, const float *kep
 
 /* The chain of a stack. What the way back needs is kept unless `kept` is null. */
 void chain_forth(const Chain *chain, const float *stack, float *result, float *kept, float *memory) {
+    Work whole = begin(chain, memory, 0, 0);
+    for (int i = 0; i < chain->layers; i++)
+        pack(&whole, i, 1);
 #pragma omp parallel for num_threads(chain->parts)
     for (int i = 0; i < chain->parts; i++)
-        part_forth(begin(chain, memory, i), end_of(chain, i), stack, result, kept);
+        part_forth(begin(chain, memory, i, 0), end_of(chain, i), stack, result, kept);
 }
 
 /* Gradients by the stack, and by each V and c in turn, unless they are null. As many parts as forth. */
 void chain_back(const Chain *chain, const float *stack, const float *kept, const float *grad,
                 float *by_stack, float *by_maps, float *memory) {
+    Work whole = begin(chain, memory, 0, 1);
+    pack(&whole, 0, 1);
+    for (int i = 0; i < chain->layers; i++)
+        pack(&whole, i, 0);
 #pragma omp parallel for num_threads(chain->parts)
     for (int i = 0; i < chain->parts; i++)
-        part_back(begin(chain, memory, i), end_of(chain, i), stack, kept, grad, by_stack, by_maps != NULL);
-    Work whole = begin(chain, memory, 0);
+        part_back(begin(chain, memory, i, 1), end_of(chain, i), stack, kept, grad, by_stack, by_maps != NULL);
+    if (!by_maps)
+        return;
     for (int i = 1; i < chain->parts; i++) {
-        const float *other = begin(chain, memory, i).gradients;
+        const float *other = begin(chain, memory, i, 1).gradients;
         for (long j = 0; j < chain->layers * whole.size; j++)
             whole.gradients[j] += other[j];
     }
-    for (int i = 0; by_maps && i < chain->layers; i++) {
+    for (int i = 0; i < chain->layers; i++) {
         long in = chain->widths[i], out = chain->widths[i + 1];
         Matrix sum = rows_of(whole.gradients + i * whole.size, out);
         copy((Matrix){by_maps, in, 1}, turned(sum), out, in);

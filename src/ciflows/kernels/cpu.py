@@ -17,6 +17,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ciflows.kernels import native
@@ -52,7 +53,7 @@ class _SiluChain(torch.autograd.Function):
     def forward(ctx: Any, keep: bool, stack: Tensor, *maps: Tensor) -> Tensor:
         weights, shifts = _halves(maps)
         turned = [_by_columns(weight.mT) for weight in weights]
-        hidden = range(1, len(weights) - 1) if keep else ()
+        hidden = range(1, len(weights) - 1) if keep and any(ctx.needs_input_grad) else ()
         kept: list[Tensor] = []
         results: list[Tensor] = []
         for some in _blocks(stack):
@@ -209,9 +210,15 @@ def perceptron(
 ) -> Tensor:
     """h ← W h + b for each weight and bias, with a tanh or ReLU between: (rows, in) -> (rows, out)."""
     maps = *weights, *biases
-    if native.fits(x, maps):
+    worth_it = activation == "tanh" or torch.is_grad_enabled()  # a ReLU takes torch no time
+    if worth_it and native.fits(x, maps):
         return native.chain(activation, x, maps)
-    return _TanhChain.apply(x, *maps) if activation == "tanh" else plain_chain(activation, x, *maps)
+    if activation == "tanh":
+        return _TanhChain.apply(x, *maps)
+    x = F.linear(x, weights[0], biases[0])
+    for weight, bias in zip(weights[1:], biases[1:], strict=True):
+        x = F.linear(torch.relu_(x), weight, bias)
+    return x
 
 
 class _TanhChain(torch.autograd.Function):

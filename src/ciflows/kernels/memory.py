@@ -17,7 +17,8 @@ class _Memory(threading.local):
     def get(self, size: int, dtype: torch.dtype) -> Tensor:
         """So many numbers; what they are is left from their last use."""
         if dtype not in self.held or len(self.held[dtype]) < size:
-            self.held[dtype] = torch.empty(size, dtype=dtype)
+            with torch.inference_mode(False):  # it shall serve outside of it too
+                self.held[dtype] = torch.empty(size, dtype=dtype)
         return self.held[dtype][:size]
 
 

@@ -12,9 +12,10 @@ import ctypes
 import hashlib
 import os
 import platform
-import shutil
+import shlex
+import stat
 import subprocess
-import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import forward_ad
 
-from ciflows.files import cache_folder
+from ciflows.files import atomic_path, cache_folder
 from ciflows.kernels.memory import thread_memory
 from ciflows.kernels.plain import plain_chain, plain_gradients
 
@@ -39,7 +41,6 @@ FLAGS = (  # none that lets NaN and infinities get lost
     "-fno-math-errno",
     "-fno-trapping-math",
 )
-OPENMP = "-fopenmp"  # threads are torch's own, where it brings libgomp: others would wait for those
 WIDEST = 512  # units of a layer whose weights still fit a core's cache
 LEAST_ROWS = 64  # that are worth a thread
 SECONDS = 60  # to compile
@@ -53,12 +54,33 @@ def chain(activation: str, stack: Tensor, maps: Sequence[Tensor]) -> Tensor:
 
 
 def fits(stack: Tensor, maps: Sequence[Tensor]) -> bool:
-    """Whether `chain` takes these: floats, and shifts that all rows share."""
-    alike = all(part.dtype == torch.float32 and part.is_cpu for part in (stack, *maps))
-    shifts = maps[len(maps) // 2 :]
-    narrow = max(stack.shape[-1], *map(len, shifts)) <= WIDEST
+    """Whether `chain` takes these: ordinary tensors of floats, and shifts that all rows share."""
+    if _is_watched() or not all(map(_is_plain, (stack, *maps))) or stack.ndim not in (2, 3):
+        return False
+    weights, shifts = maps[: len(maps) // 2], maps[len(maps) // 2 :]
+    widths = [stack.shape[-1], *(shift.shape[-1] for shift in shifts)]
+    shapes = zip(widths[1:], widths[:-1], strict=True)
+    agree = all(weight.shape == shape for weight, shape in zip(weights, shapes, strict=True))
     flat = all(shift.ndim == 1 for shift in shifts)
-    return _switch.get() and alike and narrow and flat and _library() is not None
+    library = _library() if agree and flat and max(widths) <= WIDEST else None
+    return library is not None and (library.has_threads or torch.get_num_threads() == 1)
+
+
+def _is_watched() -> bool:
+    """Whether torch has to see each operation: it compiles, transforms or counts them, or casts."""
+    return (
+        torch.compiler.is_compiling()
+        or not _switch.get()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch.is_autocast_enabled("cpu")
+    )
+
+
+def _is_plain(part: Tensor) -> bool:
+    """Whether its memory holds just its numbers, and these are floats."""
+    ordinary = type(part) is Tensor or type(part) is nn.Parameter
+    return ordinary and part.dtype == torch.float32 and part.is_cpu and not part.is_neg()
 
 
 _switch: ContextVar[bool] = ContextVar("switch", default=True)
@@ -150,20 +172,40 @@ class _Chain(ctypes.Structure):
 
     def memory(self) -> Tensor:
         """What all parts work in."""
-        return thread_memory.get(self.parts * _library().chain_memory(self), torch.float32)
+        return thread_memory.get(_library().chain_memory(self), torch.float32)
 
 
 def _at(part: Tensor | None) -> int | None:
     return None if part is None else part.data_ptr() or None
 
 
-@lru_cache(maxsize=1)
+_lock = threading.Lock()
+
+
 def _library() -> Any:
     """The compiled `chain.c`, or None where that does not work."""
-    try:
-        library = ctypes.CDLL(str(_compiled()))
-    except (OSError, subprocess.SubprocessError):
+    with _lock:
+        return _load()
+
+
+@lru_cache(maxsize=1)
+def _load() -> Any:
+    if os.name != "posix":
         return None
+    try:
+        compiler = shlex.split(os.environ.get("CC", "cc"))
+        version = _run([*compiler, "--version"])
+        threads = _has_gomp() and "clang" not in version  # whose threads would not be torch's
+        flags = (*FLAGS, "-fopenmp") if threads else FLAGS
+        path = _path(version, flags)
+        try:
+            library = ctypes.CDLL(str(_compiled(path, compiler, flags)))
+        except OSError:
+            path.unlink()  # damaged
+            library = ctypes.CDLL(str(_compiled(path, compiler, flags)))
+    except (OSError, RuntimeError, ValueError, subprocess.SubprocessError):
+        return None
+    library.__dict__["has_threads"] = threads
     chain, place = ctypes.POINTER(_Chain), ctypes.c_void_p
     library.chain_memory.argtypes = library.chain_kept.argtypes = [chain]
     library.chain_memory.restype = library.chain_kept.restype = ctypes.c_long
@@ -173,23 +215,39 @@ def _library() -> Any:
     return library
 
 
-def _compiled() -> Path:
-    """The path of the library; it is compiled where nobody has done so on such a machine."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        raise FileNotFoundError("There is no C compiler.")
-    facts = [SOURCE.read_text(), *FLAGS, OPENMP, os.path.realpath(compiler), _processor()]
-    folder = cache_folder() / "kernels"
-    path = folder / f"chain-{hashlib.sha256(chr(10).join(facts).encode()).hexdigest()[:16]}.so"
+def _has_gomp() -> bool:
+    """Whether torch's threads are those that -fopenmp asks for: others would wait for these."""
+    try:
+        return "/libgomp.so.1\n" in Path("/proc/self/maps").read_text()
+    except OSError:
+        return False
+
+
+def _path(version: str, flags: Sequence[str]) -> Path:
+    """Where the library is kept that this compiler makes for this processor."""
+    facts = "\n".join([SOURCE.read_text(), version, *flags, _processor()])
+    return cache_folder() / "kernels" / f"chain-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.so"
+
+
+def _compiled(path: Path, compiler: Sequence[str], flags: Sequence[str]) -> Path:
+    """The library at its path, which is made where it is not there; nobody else may have written it."""
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            made = Path(scratch) / path.name
-            command = [compiler, *FLAGS, "-fPIC", "-shared", str(SOURCE), "-o", str(made)]
-            if subprocess.run([*command, OPENMP], capture_output=True, timeout=SECONDS).returncode:
-                subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)  # one thread
-            os.replace(made, path)  # at once, for whoever else compiles it now
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with atomic_path(path) as made:
+            _run([*compiler, *flags, "-fPIC", "-shared", str(SOURCE), "-o", str(made)])
+            made.chmod(0o700)
+    for place in (path, path.parent):
+        facts = place.stat()
+        if facts.st_uid not in (0, os.getuid()) or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise RuntimeError(f"{place} may have been written by others.")
     return path
+
+
+def _run(command: Sequence[str]) -> str:
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=SECONDS
+    )
+    return done.stdout
 
 
 def _processor() -> str:
@@ -197,6 +255,7 @@ def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    told = (line for line in lines if line.lower().startswith(("flags", "features")))
-    return next(told, platform.machine())
+        lines = []
+    names = "flags", "features", "model name", "cpu\t"
+    told = {line for line in lines if line.lower().startswith(names)}
+    return "\n".join([platform.machine(), platform.processor(), *sorted(told)])
