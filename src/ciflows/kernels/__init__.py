@@ -1,7 +1,9 @@
 """Small networks, densities and maps by hand, forwards and backwards.
 
-`cpu` and `normal` have them in few operations; `gpu`, `gpu_normal` and `gpu_log_det` as one kernel each
-way, where triton is installed (it comes with torch's CUDA builds).
+On a CPU `native` has networks in C, where there is a compiler, and `cpu` in few operations; `normal` has
+densities and maps so. `gpu`, `gpu_normal` and `gpu_log_det` have them as one kernel each way, where
+triton is installed (it comes with torch's CUDA builds); `linear` takes the gradients of many weights at
+once there. `plain` says in torch what networks do, for second derivatives and for tests.
 """
 
 from __future__ import annotations
