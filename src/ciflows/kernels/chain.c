@@ -353,7 +353,7 @@ void chain_forth(const Chain *chain, const float *stack, float *result, float *k
         part_forth(begin(chain, memory, i, 0), end_of(chain, i), stack, result, kept);
 }
 
-/* Gradients by the stack, and by each V and c in turn, unless they are null. As many parts as forth. */
+/* Gradients by the stack, and by all V, then all c, unless they are null. As many parts as forth. */
 void chain_back(const Chain *chain, const float *stack, const float *kept, const float *grad,
                 float *by_stack, float *by_maps, float *memory) {
     Work whole = begin(chain, memory, 0, 1);
@@ -370,11 +370,15 @@ void chain_back(const Chain *chain, const float *stack, const float *kept, const
         for (long j = 0; j < chain->layers * whole.size; j++)
             whole.gradients[j] += other[j];
     }
+    float *by_shifts = by_maps;
+    for (int i = 0; i < chain->layers; i++)
+        by_shifts += chain->widths[i] * chain->widths[i + 1];
     for (int i = 0; i < chain->layers; i++) {
         long in = chain->widths[i], out = chain->widths[i + 1];
         Matrix sum = rows_of(whole.gradients + i * whole.size, out);
         copy((Matrix){by_maps, in, 1}, turned(sum), out, in);
-        memcpy(by_maps + in * out, sum.at + in * sum.down, out * sizeof(float));
-        by_maps += in * out + out;
+        memcpy(by_shifts, sum.at + in * sum.down, out * sizeof(float));
+        by_maps += in * out;
+        by_shifts += out;
     }
 }

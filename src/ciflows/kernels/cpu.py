@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ciflows.kernels import native
 from ciflows.kernels.memory import thread_memory
-from ciflows.kernels.plain import plain_chain, plain_gradients
+from ciflows.kernels.plain import halves, plain_chain, plain_gradients
 
 BLOCK = 1500
 
@@ -51,7 +51,7 @@ class _SiluChain(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, keep: bool, stack: Tensor, *maps: Tensor) -> Tensor:
-        weights, shifts = _halves(maps)
+        weights, shifts = halves(maps)
         turned = [_by_columns(weight.mT) for weight in weights]
         hidden = range(1, len(weights) - 1) if keep and any(ctx.needs_input_grad) else ()
         kept: list[Tensor] = []
@@ -76,9 +76,9 @@ class _SiluChain(torch.autograd.Function):
         count = len(ctx.needs_input_grad) - 2
         if torch.is_grad_enabled():
             return None, *plain_gradients(partial(plain_chain, "silu"), [stack, *saved[:count]], grads)
-        (weights, shifts), kept = _halves(saved[:count]), iter(saved[count:])
+        (weights, shifts), kept = halves(saved[:count]), iter(saved[count:])
         turned, first = [_by_columns(weight) for weight in weights], _by_columns(weights[0].mT)
-        by_weights, by_shifts = _halves([torch.zeros_like(part) for part in saved[:count]])
+        by_weights, by_shifts = halves([torch.zeros_like(part) for part in saved[:count]])
         by_stack = torch.empty_like(stack) if ctx.needs_input_grad[1] else None
         for some in _blocks(stack):
             inputs = [_Stack(stack[:, some])]
@@ -143,10 +143,6 @@ def _furnish(
             views = [part[: size * rows * width].view(size, rows, width) for part, size in pairs]
             rooms[width] = _Room(views[:stacks], [view[0] for view in views[stacks:]])
         return rooms
-
-
-def _halves(parts: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    return parts[: len(parts) // 2], parts[len(parts) // 2 :]
 
 
 def _blocks(stack: Tensor) -> Iterator[slice]:
@@ -226,7 +222,7 @@ class _TanhChain(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *maps: Tensor) -> Tensor:
-        weights, biases = _halves(maps)
+        weights, biases = halves(maps)
         inputs = [x.mT.contiguous()]
         for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
             twice = torch.addmm(bias[:, None], weight, inputs[-1], alpha=2, beta=2)
@@ -241,7 +237,7 @@ class _TanhChain(torch.autograd.Function):
         given, inputs = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         if torch.is_grad_enabled():
             return plain_gradients(partial(plain_chain, "tanh"), given, grads)
-        weights, _ = _halves(given[1:])
+        weights, _ = halves(given[1:])
         grad = grads[0].mT
         by_weights: list[Tensor] = []
         by_biases: list[Tensor] = []

@@ -29,7 +29,7 @@ from torch.autograd import forward_ad
 
 from ciflows.files import atomic_path, cache_folder
 from ciflows.kernels.memory import thread_memory
-from ciflows.kernels.plain import plain_chain, plain_gradients
+from ciflows.kernels.plain import halves, plain_chain, plain_gradients
 
 SOURCE = Path(__file__).with_name("chain.c")
 ACTIVATIONS = ("identity", "silu", "tanh", "relu")  # as they are numbered there
@@ -57,7 +57,7 @@ def fits(stack: Tensor, maps: Sequence[Tensor]) -> bool:
     """Whether `chain` takes these: ordinary tensors of floats, and shifts that all rows share."""
     if _is_watched() or not all(map(_is_plain, (stack, *maps))) or stack.ndim not in (2, 3):
         return False
-    weights, shifts = maps[: len(maps) // 2], maps[len(maps) // 2 :]
+    weights, shifts = halves(maps)
     widths = [stack.shape[-1], *(shift.shape[-1] for shift in shifts)]
     shapes = zip(widths[1:], widths[:-1], strict=True)
     agree = all(weight.shape == shape for weight, shape in zip(weights, shapes, strict=True))
@@ -116,17 +116,15 @@ class _NativeChain(torch.autograd.Function):
         chain = _Chain(ctx.activation, stack, maps)
         chain.parts = ctx.parts  # as many as on the way forth
         stack, grad = stack.contiguous(), grads[0].contiguous()
-        half = len(maps) // 2
-        pairs = [part for pair in zip(maps[:half], maps[half:], strict=True) for part in pair]
-        sizes = [part.numel() for part in pairs]
+        sizes = [part.numel() for part in maps]
         by_stack = torch.empty_like(stack) if ctx.needs_input_grad[1] else None
         by_maps = stack.new_empty(sum(sizes)) if any(ctx.needs_input_grad[2:]) else None
         places = map(_at, (stack, kept, grad, by_stack, by_maps, chain.memory()))
         _library().chain_back(chain, *places)
         if by_maps is None:
             return None, by_stack, *[None] * len(maps)
-        by_each = [by.view_as(part) for by, part in zip(by_maps.split(sizes), pairs, strict=True)]
-        return None, by_stack, *by_each[::2], *by_each[1::2]
+        by_each = zip(by_maps.split(sizes), maps, strict=True)
+        return None, by_stack, *(by.view_as(part) for by, part in by_each)
 
 
 def _forth(chain: _Chain, stack: Tensor, kept: Tensor | None) -> Tensor:
@@ -153,8 +151,8 @@ class _Chain(ctypes.Structure):
 
     def __init__(self, activation: str, stack: Tensor, maps: Sequence[Tensor]) -> None:
         self.held = [part.contiguous() for part in maps]  # as long as C may read them
-        layers, rows = len(maps) // 2, stack.shape[-2]
-        weights, shifts = self.held[:layers], self.held[layers:]
+        weights, shifts = halves(self.held)
+        layers, rows = len(weights), stack.shape[-2]
         widths = [stack.shape[-1], *map(len, shifts)]
         kinds = [ACTIVATIONS.index(activation)] * layers
         if activation != "silu":

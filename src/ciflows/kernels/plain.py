@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["plain_chain", "plain_gradients"]
+__all__ = ["halves", "plain_chain", "plain_gradients"]
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +28,11 @@ def plain_gradients(
     return tuple(next(made) if is_wanted else None for is_wanted in wanted)
 
 
+def halves(maps: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """The weights of a chain, and its shifts."""
+    return maps[: len(maps) // 2], maps[len(maps) // 2 :]
+
+
 def plain_chain(activation: str, stack: Tensor, *maps: Tensor) -> Tensor:
     """y ← V a(y) + c for each weight V and shift c, with tangents T ← V (a'(y) ⊙ T) carried along.
 
@@ -38,8 +43,7 @@ def plain_chain(activation: str, stack: Tensor, *maps: Tensor) -> Tensor:
     """
     if stack.ndim == 2:
         return plain_chain(activation, stack[None], *maps)[0]
-    half = len(maps) // 2
-    for index, (weight, shift) in enumerate(zip(maps[:half], maps[half:], strict=True)):
+    for index, (weight, shift) in enumerate(zip(*halves(maps), strict=True)):
         if index or activation == "silu":
             value, slope = _activated(activation, stack[:1])
             stack = torch.cat([value, stack[1:] * slope]) if len(stack) > 1 else value
