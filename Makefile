@@ -1,8 +1,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# This release comes as a CPU build; an unpinned torch brings gigabytes of CUDA with it.
 TORCH ?= torch==2.13.0
+# PyTorch's own index has CPU builds; on Linux those of PyPI come with 5 GB of CUDA.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 JOBS ?= 2
 
 .PHONY: help demo test test-all lint docs bench clean
@@ -12,20 +14,22 @@ help:  ## show this help
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	$(PIP) --no-deps --retries 0 --timeout 10 --index-url $(TORCH_INDEX) "$(TORCH)" || \
+	    echo "No CPU build of PyTorch there: taking the one that pip finds."
+	$(PIP) "$(TORCH)"
+	$(PIP) -e ".[dev]"
 	touch $@
 
 # Networks this small run fastest on one thread.
 demo: export OMP_NUM_THREADS ?= 1
-demo: $(VENV)/installed  ## train a plain flow and a CIF on two boxes, and compare them
+demo: $(VENV)/installed  ## train a plain flow and a CIF on two boxes and compare them
 	$(BIN)/ciflows compare two-uniforms resflow cif-resflow --config demo --out runs/demo --resume
 
 test: $(VENV)/installed  ## run the tests, in under ten minutes
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-all: $(VENV)/installed  ## run the slow tests too
-	$(BIN)/python -m pytest -n $(JOBS) -m "slow or not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "slow or not slow"
 
 lint: $(VENV)/installed  ## check style and types
 	$(BIN)/ruff check .
@@ -33,14 +37,14 @@ lint: $(VENV)/installed  ## check style and types
 	$(BIN)/mypy
 
 $(VENV)/sphinx: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
+	$(PIP) -e ".[docs]"
 	touch $@
 
 docs: $(VENV)/sphinx  ## build the pages into docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going --quiet docs docs/_build/html
 
-bench: $(VENV)/installed  ## time training, likelihoods and sampling, beside other libraries
-	$(BIN)/ciflows bench --document docs/performance.md
+bench: $(VENV)/installed  ## time training, likelihoods and sampling beside other libraries
+	$(BIN)/python -m benchmarks --document docs/performance-tables.md
 
-clean:  ## remove the environment, the pages and what the demo made
+clean:  ## remove the environment, the built pages and the demo's runs
 	rm -rf $(VENV) docs/_build runs/demo

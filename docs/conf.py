@@ -6,23 +6,31 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version as installed_version
+from html import unescape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
+import ciflows
+
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from notebook import as_markdown  # noqa: E402
 
 project = "ciflows"
 author = "the authors of ciflows"
-version = release = installed_version("ciflows")
+version = release = ciflows.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
+source_suffix = {".rst": "restructuredtext", ".md": "markdown", ".ipynb": "markdown"}
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_theme = "furo"
 html_title = f"ciflows {version}"
 html_show_sphinx = html_show_copyright = False
@@ -32,7 +40,7 @@ copybutton_prompt_text = "$ "
 copybutton_exclude = ".linenos, .gp, .go"
 
 myst_heading_anchors = 3
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
@@ -107,6 +115,12 @@ def with_options_as_code(line: str) -> str:
     return "`".join(parts)
 
 
+def as_shell(found: re.Match[str]) -> str:
+    """Indented examples as a block of commands, which wraps."""
+    lines = [unescape(line.strip()) for line in found[0].splitlines() if line.strip()]
+    return "\n".join(["```console", *lines, "```", "", ""])
+
+
 def write_commands(app: Sphinx) -> None:
     """The reference of the command line, from the command line itself."""
     words = ["typer", "ciflows.cli", "utils", "docs", "--name", "ciflows"]
@@ -114,10 +128,18 @@ def write_commands(app: Sphinx) -> None:
     (HERE / "_build").mkdir(exist_ok=True)
     each = done.stdout.index("\n## ")  # what comes before is a list of the commands
     text = "\n".join(map(with_options_as_code, done.stdout[each:].splitlines()))
+    text = re.sub(r"(?m)(?:^    .*\n+)+", as_shell, text)
     (HERE / "_build" / "commands.md").write_text(text, encoding="utf-8")
 
 
+def read_notebook(app: Sphinx, page: str, source: list[str]) -> None:
+    """Give Sphinx the Markdown of a notebook in place of its JSON."""
+    if page.startswith("notebooks/"):
+        source[0] = as_markdown(source[0], Path(page).name, HERE / "_build" / "notebooks")
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("source-read", read_notebook)
     app.connect("autodoc-process-docstring", plain_docstrings, priority=400)  # before napoleon
     app.connect("autodoc-process-signature", plain_aliases)
     app.connect("autodoc-skip-member", skip_fields)

@@ -3,6 +3,7 @@ and the same random numbers whatever ran before."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from ciflows import cli
 
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 
 
 @pytest.fixture(autouse=True)

@@ -5,28 +5,32 @@ A new layer adds one line to `LAYERS`; tests/test_layers.py then checks all that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import MultivariateNormal
+from torch.distributions import MultivariateNormal, Transform
+from torch.distributions.transforms import AffineTransform, ComposeTransform
 from zuko.flows import MaskedAutoregressiveTransform
 from zuko.transforms import MonotonicRQSTransform
 
 from ciflows import Flow, Indexed
-from ciflows.bijections import (
+from ciflows.core.density import ConditionalNormal
+from ciflows.core.layer import Layer, Shape
+from ciflows.layers import (
     ActNorm,
     Affine,
     AutoregressiveSpline,
     BatchNorm,
     Coupling,
     Flatten,
-    InvertibleConv,
     LogDet,
     Logit,
     LULinear,
+    MaskedBijection,
     Permutation,
     Residual,
     Roulette,
@@ -35,12 +39,10 @@ from ciflows.bijections import (
     Squeeze,
     Standardise,
     ZukoBijection,
+    as_bijection,
 )
-from ciflows.columns import Bounded, Cells, HalfBounded, On, Tame, Units
-from ciflows.densities import ConditionalNormal
-from ciflows.dequantise import Dequantise
-from ciflows.layers import Layer, Shape
-from ciflows.multiscale import Split
+from ciflows.layers.dequantise import Dequantise
+from ciflows.layers.split import Split
 from ciflows.networks import (
     MLP,
     LipschitzConvNet,
@@ -49,6 +51,11 @@ from ciflows.networks import (
     ResNet,
     converge_norms,
 )
+from ciflows.tables.cells import Cells
+from ciflows.tables.column_layer import ColumnLayer
+from ciflows.tables.jumps import Jumps
+from ciflows.tables.marginals import Smooth
+from ciflows.tables.wrapped import Wrapped
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -73,6 +80,41 @@ def affine(features: int, context_features: int, layers: int = 1) -> Affine:
     return Affine(features, MLP(context_features, 2 * features, [8] * layers), context_features)
 
 
+def smooth() -> Smooth:
+    """No bound, a lower one, an upper one and both, with tails."""
+    inf = math.inf
+    marginal = Smooth(torch.tensor([-inf, 0.0, -inf, -0.5]), torch.tensor([inf, inf, 2.0, 1.5]))
+    marginal.tail.copy_(torch.tensor([0.0, 0.3, 2.0, 0.0]))
+    marginal.scale.copy_(0.5 + torch.rand(4))
+    return marginal
+
+
+def atoms() -> Jumps:
+    marginal = Jumps(smooth(), torch.tensor([[0.5, 0.75]] * 4))
+    marginal.probabilities.copy_(0.3 * torch.rand(4, 2))
+    return marginal
+
+
+def cells() -> Cells:
+    marginal = Cells(torch.tensor([4, 4]))
+    marginal.probabilities.copy_(torch.rand(2, 4).softmax(-1))
+    return marginal
+
+
+def lattice() -> Smooth:
+    bounds = torch.tensor([-math.inf, 0.0]), torch.tensor([math.inf, 5.0])
+    marginal = Smooth(*bounds, step=torch.ones(2), origin=torch.zeros(2))
+    marginal.scale.copy_(0.5 + torch.rand(2))
+    return marginal
+
+
+def circles() -> Wrapped:
+    marginal = Wrapped(torch.zeros(2), torch.ones(2))
+    marginal.centre.copy_(torch.rand(2))
+    marginal.scale.copy_(0.4 + 0.1 * torch.rand(2))  # several turns are likely
+    return marginal
+
+
 def normal(features: int, context_features: int, layers: int = 1) -> ConditionalNormal:
     network = MLP(context_features, 2 * features, [8] * layers)
     return ConditionalNormal(network, features, context_features)
@@ -90,6 +132,12 @@ def zuko(features: int, context_features: int = 0, **options: Any) -> ZukoBiject
     smooth = {"hidden_features": (8, 8), "activation": nn.Tanh}
     transform = MaskedAutoregressiveTransform(features, context_features, **smooth, **options)
     return ZukoBijection(transform, features, context_features)
+
+
+def masked(features: int, context_features: int = 0, **options: Any) -> MaskedBijection:
+    return MaskedBijection(
+        zuko(features, context_features, **options).transform, features, context_features
+    )
 
 
 def batch_norm(shape: Shape, affine: bool = True) -> BatchNorm:
@@ -139,6 +187,31 @@ def indexed_image(shape: Shape, context_channels: int = 0) -> Indexed:
     return Indexed(family, image_normal(u, given), image_normal(u, given), context)
 
 
+class SinhArcsinh(nn.Module):
+    """z = sinh(e^a asinh(x) + b): a module that knows nothing of ciflows; c is its context."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.zeros(features))
+        self.b = nn.Parameter(torch.zeros(features))
+
+    def forward(self, x: Tensor, c: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        y = self.a.exp() * x.asinh() + self._shift(c)
+        return y.sinh(), (self.a + y.cosh().log() - 0.5 * (1 + x**2).log()).sum(-1)
+
+    def inverse(self, z: Tensor, c: Tensor | None = None) -> Tensor:
+        return ((z.asinh() - self._shift(c)) / self.a.exp()).sinh()
+
+    def _shift(self, c: Tensor | None) -> Tensor:
+        return self.b if c is None else self.b + c.tanh().sum(-1, keepdim=True)
+
+
+def torch_transform(shape: Shape) -> Transform:
+    """Of all numbers onto all numbers, whatever the precision."""
+    first = AffineTransform(torch.randn(shape), 1.7)
+    return ComposeTransform([first, AffineTransform(0.5, -2.0)])
+
+
 SPLINE = {"univariate": partial(MonotonicRQSTransform, bound=1.5), "shapes": [(4,), (4,), (3,)]}
 
 
@@ -167,6 +240,18 @@ LAYERS: dict[str, Case] = {
     "zuko, spline": Case(lambda: zuko(3, **SPLINE), (3,)),
     "zuko, one feature": Case(lambda: zuko(1, **SPLINE), (1,)),
     "zuko, context": Case(lambda: zuko(2, 3), (2,), (3,)),
+    "masked": Case(lambda: masked(3, order=[1, 2, 0], **SPLINE), (3,)),
+    "masked, coupling": Case(lambda: masked(5, passes=2), (5,)),
+    "masked, context": Case(lambda: masked(2, 3), (2,), (3,)),
+    "own module": Case(lambda: as_bijection(SinhArcsinh(3), 3), (3,)),
+    "own module, context": Case(lambda: as_bijection(SinhArcsinh(2), 2, 3), (2,), (3,)),
+    "indexed module": Case(
+        lambda: Indexed(as_bijection(SinhArcsinh(2), 2, 1), normal(1, 2), normal(1, 2)), (2,)
+    ),
+    "torch transform": Case(lambda: as_bijection(torch_transform((3,)), 3), (3,)),
+    "torch transform, images": Case(
+        lambda: as_bijection(torch_transform((2, 2, 2)), (2, 2, 2)), (2, 2, 2)
+    ),
     "spline": Case(lambda: spline(3), (3,)),
     "spline, order": Case(lambda: spline(3, order=[2, 0, 1]), (3,)),
     "spline, one feature": Case(lambda: spline(1), (1,)),
@@ -202,7 +287,6 @@ LAYERS: dict[str, Case] = {
     "flatten": Case(lambda: Flatten((3, 4, 2)), (3, 4, 2)),
     "logit": Case(lambda: Logit((2, 3, 3), 0.05), (2, 3, 3), domain=torch.sigmoid),
     "logit, small alpha": Case(lambda: Logit((3,), 1e-6), (3,), domain=torch.sigmoid),
-    "invertible convolution": Case(lambda: InvertibleConv((5, 2, 3)), (5, 2, 3)),
     "coupling, checkerboard": Case(lambda: coupling((2, 4, 4), "checkerboard"), (2, 4, 4)),
     "coupling, checkerboard, flipped": Case(
         lambda: coupling((1, 3, 5), "checkerboard", flip=True), (1, 3, 5)
@@ -222,15 +306,28 @@ LAYERS: dict[str, Case] = {
     "split, flow as conditional": Case(
         lambda: Split((4, 2, 2), Flow([coupling((2, 2, 2), "channel", context_channels=2)])), (4, 2, 2)
     ),
-    "units": Case(lambda: Units(torch.randn(3)), (3,)),
-    "bounded": Case(lambda: Bounded(1 + torch.rand(3)), (3,), domain=torch.sigmoid),
-    "half-bounded": Case(lambda: HalfBounded(3), (3,), domain=torch.nn.functional.softplus),
-    "tame": Case(lambda: Tame(torch.randn(3), 1 + torch.rand(3), torch.tensor([0.0, 0.3, 2.0])), (3,)),
-    "on, LU": Case(lambda: On(3, [2, 0], LULinear(2)), (3,)),
-    "on, cells": Case(
-        lambda: On(3, [1], Cells(torch.rand(1, 4).softmax(-1))),
-        (3,),
+    "columns, smooth": Case(
+        lambda: ColumnLayer(4, [([0, 1, 2, 3], smooth())]), (4,), domain=torch.sigmoid
+    ),
+    "columns, atoms": Case(
+        lambda: ColumnLayer(4, [([0, 1, 2, 3], atoms())]),
+        (4,),
+        domain=torch.sigmoid,
+    ),
+    "columns, cells": Case(
+        lambda: ColumnLayer(2, [([1, 0], cells())]),
+        (2,),
         domain=lambda x: x.round().clamp(0, 3),
+    ),
+    "columns, lattice": Case(
+        lambda: ColumnLayer(2, [([0, 1], lattice())]),
+        (2,),
+        domain=lambda x: x.round().clamp(0, 3),
+    ),
+    "columns, circles": Case(
+        lambda: ColumnLayer(2, [([0, 1], circles())]),
+        (2,),
+        domain=torch.sigmoid,
     ),
     "dequantise": Case(lambda: Dequantise((2, 3, 3)), (2, 3, 3), domain=torch.round),
     "dequantise, variational": Case(

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ciflows.bench import measure
-from ciflows.bench.cases import CASES, GROWING, GROWTH, Case, growing_case
-from ciflows.bench.measure import BenchSettings, run_bench
-from ciflows.bench.results import Machine, Result, Row, Side, Timing, read_result
-from ciflows.bench.tables import to_markdown, update_document
+from benchmarks import measure
+from benchmarks.__main__ import main
+from benchmarks.cases import CASES, GROWING, GROWTH, Case, growing_case
+from benchmarks.markdown import to_markdown, update_document
+from benchmarks.measure import BenchSettings, run_bench
+from benchmarks.results import Machine, Result, Row, Side, Timing, read_result
 from ciflows.errors import UserError
 from ciflows.models import build_model
 
@@ -50,10 +51,10 @@ def test_the_command_needs_few_libraries(tmp_path: Path) -> None:
     """On a machine that only computes there may be nothing else; and what is measured is kept."""
     blocked = f"import sys\nsys.modules.update(dict.fromkeys({NOT_NEEDED!r}))\n"
     (tmp_path / "sitecustomize.py").write_text(blocked)  # for the workers too
-    words = ["bench", "--no-peers", "--repeats", "1", "--only", "nsf, 2-D", "--out", "bench"]
+    words = ["--no-peers", "--repeats", "1", "--only", "nsf, 2-D", "--out", "bench"]
     path = os.pathsep.join([str(tmp_path), *sys.path])
     done = subprocess.run(
-        [sys.executable, "-m", "ciflows", *words],
+        [sys.executable, "-m", "benchmarks", *words],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": path, "COLUMNS": "300"},
         capture_output=True,
@@ -158,7 +159,7 @@ def test_a_result_takes_its_own_place_in_a_document(tmp_path: Path) -> None:
 
 
 def test_the_page_of_the_docs_has_a_place_for_each_kind_of_device() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "performance.md").read_text()
+    page = (Path(__file__).parent.parent / "docs" / "performance-tables.md").read_text()
     for kind in ("cpu", "cuda"):
         assert page.index(f"<!-- bench {kind}: begin -->") < page.index(f"<!-- bench {kind}: end -->")
 
@@ -179,11 +180,29 @@ def test_a_size_grows_alone(model: str, growth: object) -> None:
     assert [key for key in flat[0] if flat[0][key] != flat[1][key]] == [growth.size]
 
 
-def test_wrong_words_are_told(command: Callable[..., str], tmp_path: Path) -> None:
-    assert "No case has nonsense" in command("bench", "--only", "nonsense", code=1)
-    assert "There is no device" in command("bench", "--device", "tpu", code=1)
-    assert "There is no file" in command("bench", "--show", "none.json", code=1)
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Runs the command in this process and an empty folder; returns what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str, code: int = 0) -> str:
+        monkeypatch.setattr(sys, "argv", ["benchmarks", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        printed = capsys.readouterr()
+        assert (end.value.code or 0) == code, printed
+        return printed.out + printed.err
+
+    return run
+
+
+def test_mistakes_are_named(command: Callable[..., str], tmp_path: Path) -> None:
+    assert "No case has nonsense" in command("--only", "nonsense", code=1)
+    assert "There is no device" in command("--device", "tpu", code=1)
+    assert "There is no file" in command("--show", "none.json", code=1)
     (tmp_path / "odd.json").write_text("{}")
-    assert "is not a benchmark's result" in command("bench", "--show", "odd.json", code=1)
-    assert "not a checkout" in command("bench", "--no-peers", "--authors", "nowhere", code=1)
+    assert "is not a benchmark's result" in command("--show", "odd.json", code=1)
+    assert "not a checkout" in command("--no-peers", "--authors", "nowhere", code=1)
     assert not (tmp_path / "runs").exists()

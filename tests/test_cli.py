@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -20,10 +21,12 @@ from safetensors.torch import load_file
 
 import ciflows
 from ciflows import cli
-from ciflows.config import RunConfig, presets, read_config, resolve
 from ciflows.errors import UserError
 from ciflows.files import write_json
 from ciflows.models import MODELS
+from ciflows.progress import sparkline
+from ciflows.runs.config import RunConfig, read_config, resolve
+from ciflows.runs.presets import presets
 
 TINY = [
     *("--set", "layers=2"),
@@ -108,8 +111,8 @@ def test_loaded_run_gives_the_reported_likelihood(finished: Path) -> None:
 
 
 def test_killed_run_resumes_to_the_same_weights(tmp_path: Path) -> None:
-    words = [*TINY, "--set", "steps=1500", "--set", "validate_every=500"]
-    words += ["--set", "checkpoint_seconds=0.1", "--no-report"]
+    words = [*TINY, "--set", "steps=800", "--set", "validate_every=400"]
+    words += ["--set", "checkpoint_seconds=0.05", "--no-report"]
     run("fit", "annulus", "--out", "whole", *words, cwd=tmp_path)
     process = subprocess.Popen(
         [sys.executable, "-m", "ciflows", "fit", "annulus", "--out", "cut", *words],
@@ -117,7 +120,7 @@ def test_killed_run_resumes_to_the_same_weights(tmp_path: Path) -> None:
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while len(list(tmp_path.glob("cut/checkpoints/*.safetensors"))) < 2:
         assert time.monotonic() < deadline
         assert process.poll() is None, "the run ended before it could be killed"
@@ -170,7 +173,7 @@ def test_own_table_from_file_to_scores_and_samples(tmp_path: Path) -> None:
     run("fit", "people.csv", *TINY, "--set", "steps=100", "--out", "people", cwd=tmp_path)
     run("score", "people", "people.csv", "--out", "scores.parquet", cwd=tmp_path)
     scores = pl.read_parquet(tmp_path / "scores.parquet")
-    assert scores.columns == ["log_prob", "std_error", "effective_samples"]
+    assert scores.columns == ["row", "log_prob", "std_error", "effective_samples"]
     assert len(scores) == 500
     # a Gaussian of these two spreads has mean log-density -(log 2π + 1 + log 10 + log 5)
     truth = -(np.log(2 * np.pi) + 1 + np.log(50))
@@ -207,9 +210,9 @@ def test_own_table_from_file_to_scores_and_samples(tmp_path: Path) -> None:
         (["fit", "two-uniforms", "--model", "resflow", "--set", "index_features=2"], "index_features"),
         (["fit", "d[/x]/q.csv"], "d[/x]/q.csv"),
         (["fit", "missing.csv"], "missing.csv"),
-        (["fit"], "Give the data"),
+        (["fit"], "Name the data to fit"),
         (["fit", "--resume", "nowhere"], "not a run folder"),
-        (["fit", "--resume", "nowhere", "--set", "steps=3"], "as the run was begun"),
+        (["fit", "--resume", "nowhere", "--set", "steps=3"], "uses the data and settings of the run"),
         (["score", "nowhere", "two-uniforms"], "not a run folder"),
         (["sample", "nowhere"], "not a run folder"),
         (["report", "nowhere"], "not a run folder"),
@@ -264,7 +267,7 @@ def test_damaged_weights_are_named(finished: Path, tmp_path: Path) -> None:
     ("content", "expected"),
     [
         ("a,b\n" + "1,2\n,4\n" * 9, "values in a (9)"),
-        ("a,b\n" + "".join(f"{i},w{i}\n" for i in range(30)), "b has 30 different values"),
+        ("a,b\n" + "".join(f"{i},w{i}\n" for i in range(30)), "b has 24 different values in 24 rows"),
         ("a,b\n", "empty"),
         ("a,b\n1,2\n3,4\n", "too few"),
         ("a,b\n" + "1,inf\n" * 20, "b (20)"),
@@ -283,6 +286,7 @@ def test_bad_tables_are_refused(
 def test_help_and_lists_teach() -> None:
     assert "ciflows compare two-uniforms" in run("--help")
     assert "--resume" in run("fit", "--help")
+    assert "continues it to the same result" in run("fit", "--help")  # a paragraph fills its line
     text = run("models")
     assert all(name in text for name in [*MODELS, *presets()])
     assert "kappa" in run("models", "resflow")
@@ -353,13 +357,13 @@ def test_interruption_tells_how_to_go_on(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     history = tmp_path / "run" / "metrics.jsonl"
     while not (history.exists() and history.read_text().count("\n") > 1):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    text, _ = process.communicate(timeout=60)
+    text, _ = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "ciflows fit --resume run" in text
     assert list((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
@@ -368,3 +372,11 @@ def test_interruption_tells_how_to_go_on(tmp_path: Path) -> None:
 def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"x": [1.5, float("nan")], "y": float("-inf")})
     assert json.loads((tmp_path / "a.json").read_text()) == {"x": [1.5, None], "y": None}
+
+
+def test_sparklines_show_the_course_and_not_the_start() -> None:
+    assert sparkline([-100.0, -3.0, -2.0, -1.0, 0.0]) == "▁▁▃▆█"
+    assert sparkline([float(k) for k in range(1000)], width=8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([1.0, math.nan, 1.0]) == "██"
+    assert sparkline([0.0, 1.0]) == "▁█"
+    assert sparkline([]) == ""

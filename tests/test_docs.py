@@ -22,27 +22,38 @@ from typing import Any, NamedTuple
 import pytest
 import typer
 from markdown_it import MarkdownIt
+from typer.testing import CliRunner
 
-import ciflows.run
+import benchmarks.__main__ as benchmarks
+import benchmarks.paper.__main__ as paper
+import benchmarks.tables.__main__ as tables
+import ciflows.runs.fit
 import ciflows.training
+import ciflows.vi
 from ciflows import Flow
-from ciflows.data import dataset
+from ciflows.datasets import dataset
 from ciflows.report import grids
+from ciflows.runs import check, p_values
 from ciflows.training import fit_flow
 
 ROOT = Path(__file__).parent.parent
-PAGES = {page.stem: page for page in sorted((ROOT / "docs").glob("*.md"))}
+DOCS = ROOT / "docs"
+PAGES = {page.stem: page for page in sorted([*DOCS.glob("*.md"), *DOCS.glob("results/*.md")])}
+NOTEBOOKS = sorted(DOCS.glob("notebooks/*.ipynb"))
 STEPS, DRAWS = 4, 4
 NOT_RUN = ("cd", "git", "pip")  # they need the network, or change the machine
 WORK = (
-    "ciflows.run.fit",
-    "ciflows.run.resume",
-    "ciflows.run.load_run",
-    "ciflows.comparing.compare_models",
-    "ciflows.search.run_search",
-    "ciflows.bench.command.bench",
-    "ciflows.scoring.score_data",
-    "ciflows.scoring.sample_data",
+    "ciflows.runs.fit.fit",
+    "ciflows.runs.fit.resume",
+    "ciflows.runs.run.load_run",
+    "ciflows.runs.compare.compare_models",
+    "ciflows.runs.search.run_search",
+    "benchmarks.__main__._measure",
+    "benchmarks.paper.__main__._prepare_data",
+    "benchmarks.paper.__main__.write_pages",
+    "ciflows.runs.score.score_data",
+    "ciflows.runs.sample_files.sample_data",
+    "ciflows.runs.engines.load_run",
 )
 STAND_IN = """#!{python}
 import json, sys
@@ -80,10 +91,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     def estimate(flow: Flow, x: Any, samples: int = 100, **options: Any) -> Any:
         return whole_estimate(flow, x, min(DRAWS, samples), **options)
 
-    whole_estimate = Flow.estimate
-    for module in (ciflows.run, ciflows.training):
+    def fit_density(*args: Any, steps: int = 1, **options: Any) -> Any:
+        return whole_fit_density(*args, steps=min(STEPS, steps), **options)
+
+    whole_estimate, whole_fit_density = Flow.estimate, ciflows.vi.fit
+    monkeypatch.setattr(ciflows.vi, "fit", fit_density)
+    for module in (ciflows.runs.fit, ciflows.training):
         monkeypatch.setattr(module, "fit_flow", fit)
     monkeypatch.setattr(Flow, "estimate", estimate)
+    for module in (check, p_values):
+        monkeypatch.setattr(module, "SAMPLES_A_ROW", 10)
     monkeypatch.setattr(grids, "GRID_SIDE", 20)
     monkeypatch.setattr(dataset, "SYNTHETIC_SIZES", (500, 50, 100))
 
@@ -101,6 +118,32 @@ def test_page_runs(name: str, command: Callable[..., str]) -> None:
                 run(shlex.split(line, comments=True), command)
         else:
             assert block.language in ("shell", "text") or block.language.startswith("{"), block
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.usefixtures("quick", "data_folder")
+def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_notebook(path, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.usefixtures("data_folder")
+def test_whole_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_notebook(path, tmp_path, monkeypatch)
+
+
+def run_notebook(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the cells of a notebook in their order, without Jupyter."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("agg")
+    monkeypatch.chdir(folder)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    for number, cell in enumerate(cells):
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), f"{path}, cell {number}", "exec"), names)
+    pyplot.close("all")
 
 
 @pytest.mark.parametrize("page", [*PAGES.values(), ROOT / "README.md"], ids=lambda page: page.stem)
@@ -124,8 +167,18 @@ def run(words: list[str], command: Callable[..., str]) -> None:
     """Run a `ciflows` command; see that another one is at least there."""
     if words[0] == "ciflows":
         command(*words[1:])
+    elif words[0] == "torchrun":
+        command(*words[words.index("ciflows") + 1 :])
     elif words[0] == "make":
         assert re.search(rf"^{words[1]}:.*##", (ROOT / "Makefile").read_text(), re.MULTILINE), words
+    elif words[:3] == ["python", "-m", "benchmarks"]:
+        done = CliRunner().invoke(benchmarks.app, words[3:], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+    elif words[:3] == ["python", "-m", "benchmarks.paper"]:
+        done = CliRunner().invoke(paper.app, words[3:], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+    elif words[:3] == ["python", "-m", "benchmarks.tables"]:
+        assert tables.read_options(words[3:]).seconds > 0
     elif words[0] == "python":
         assert (ROOT / words[1]).is_file(), words
     else:
@@ -137,7 +190,7 @@ def called(script: str, folder: Path) -> list[list[str]]:
     notes, path = folder / "notes", folder / "bin"
     notes.write_text("")
     path.mkdir(exist_ok=True)
-    for name in ("ciflows", "make", "python"):
+    for name in ("ciflows", "make", "python", "torchrun"):
         (path / name).write_text(STAND_IN.format(python=sys.executable, notes=str(notes), name=name))
         (path / name).chmod(0o755)
     bash = [shutil.which("bash") or "bash", "-ec", script]

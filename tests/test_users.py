@@ -104,4 +104,4 @@ def test_a_run_is_plain_files(run: ciflows.Run, tmp_path: Path) -> None:
     saved = run.save(tmp_path / "run")
     kinds = {path.suffix for path in saved.path.iterdir() if path.is_file()}
     assert kinds == {".toml", ".json", ".jsonl", ".safetensors", ".parquet"}
-    assert saved.about["format"] == 1
+    assert saved.about["format"] == 2

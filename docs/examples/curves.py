@@ -10,8 +10,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from ciflows.files import read_json
-from ciflows.images import bits_per_dim
-from ciflows.run import read_description
+from ciflows.pixels import bits_per_dim
+from ciflows.runs.folder import read_description
 from ciflows.training.monitor import read_history
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

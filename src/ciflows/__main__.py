@@ -1,4 +1,4 @@
-"""`python -m ciflows` is the same as the command `ciflows`."""
+"""`python -m ciflows` runs the command `ciflows`."""
 
 from ciflows.cli import main
 

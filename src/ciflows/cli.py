@@ -1,11 +1,11 @@
-"""The command line: fit, compare, search, score, sample, report, models, data, bench."""
+"""The command line: fit, compare, search, score, impute, sample, report, check, models, data."""
 
 from __future__ import annotations
 
 __all__ = ["app", "main"]
 
+import inspect
 import os
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,129 +13,90 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table as RichTable
+from rich.table import Table
 
-from ciflows.errors import InversionError, UserError
+from ciflows import __version__
+from ciflows.cli_options import (
+    AtomsOption,
+    BadRowOption,
+    BoundsOption,
+    CategoricalOption,
+    CircularOption,
+    ColumnsOption,
+    ConfigOption,
+    DataFolderOption,
+    DeviceOption,
+    DrawSeedOption,
+    EngineOption,
+    ExcludeOption,
+    GivenOption,
+    GroupOption,
+    JsonOption,
+    KeyOption,
+    MinutesOption,
+    MissingOption,
+    PrecisionOption,
+    QuietOption,
+    RayAddressOption,
+    ResumeJobOption,
+    SamplesOption,
+    SeedOption,
+    SetOption,
+    StepOption,
+    TableOption,
+    WeightsOption,
+    WorkersOption,
+    resolve_config,
+    table_settings,
+    training_settings,
+)
+from ciflows.cli_output import (
+    be_quiet,
+    console,
+    fail,
+    say,
+    show_columns,
+    show_index,
+    show_json,
+    show_next,
+    show_rows,
+    show_search,
+    show_settings,
+    show_validation,
+)
+from ciflows.errors import EXTRAS, InversionError, LostProcessError, UserError, missing_package
 
 if TYPE_CHECKING:
-    from ciflows.config import RunConfig
-    from ciflows.run import Run
-    from ciflows.search import SearchResult
+    from ciflows.runs.engines import Engine
+    from ciflows.runs.parts import Job
+    from ciflows.runs.run import Run
 
 app = typer.Typer(
-    help="Densities for data that a single bijection cannot fit: continuously indexed flows.\n\n"
-    "Start with:  ciflows compare two-uniforms resflow cif-resflow --config demo",
+    help="How likely is each row of your data? Densities of tables, images and point clouds by "
+    "continuously indexed flows.\n\n"
+    "Your table:  ciflows fit people.csv\n\n"
+    "A demo:  ciflows compare two-uniforms resflow cif-resflow --config demo",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-console = Console(emoji=False)
-
-ConfigOption = Annotated[
-    list[str] | None,
-    typer.Option("--config", "-c", metavar="FILE", help="A TOML file or a preset's name; may repeat."),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        "-s",
-        metavar="KEY=VALUE",
-        help="One setting, such as layers=5; may repeat. 'ciflows models NAME' lists them all.",
-    ),
-]
-SEEDS: dict[str, Any] = {"min": 0, "max": 2**31 - 1}
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-SeedOption = Annotated[
-    int | None, typer.Option(help="Seed of parameters, data order and draws; 0 if not given.", **SEEDS)
-]
-DrawSeedOption = Annotated[int, typer.Option(help="Seed of the draws.", **SEEDS)]
-TableOption = Annotated[Path, typer.Option("--out", "-o", help="A .csv or .parquet file.")]
-SamplesOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        "-o",
-        help="A .csv or .parquet file; a .png or .npy one for images. samples.csv or .png if not given.",
-    ),
-]
-PrecisionOption = Annotated[str | None, typer.Option(help="float32, float64, tf32 or mixed.")]
-MinutesOption = Annotated[
-    float | None,
-    typer.Option(help="Train each model for so many minutes at most; the schedule is fitted to them."),
-]
-
-
-def _set_data_folder(folder: Path | None) -> None:
-    """Name the data folder, for the processes that this one starts too."""
-    if folder is not None:
-        os.environ["CIFLOWS_DATA"] = str(folder.absolute())
-
-
-ColumnsOption = Annotated[
-    str | None, typer.Option(metavar="A,B,...", help="Columns of a table to take; all if not given.")
-]
-ExcludeOption = Annotated[
-    str | None, typer.Option(metavar="A,B,...", help="Columns of a table to leave out.")
-]
-GivenOption = Annotated[
-    str | None,
-    typer.Option(metavar="A,B,...", help="Columns to condition on: the density is p(the rest | these)."),
-]
-WeightsOption = Annotated[
-    str | None, typer.Option(metavar="COLUMN", help="The column with the weight of each row.")
-]
-BoundsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="COLUMN=LOW:HIGH", help="Limits of a column, either end may be missing; may repeat."
-    ),
-]
-CategoricalOption = Annotated[
-    str | None, typer.Option(metavar="A,B,...", help="Columns of numbers that are only names.")
-]
-MissingOption = Annotated[
-    str | None, typer.Option(metavar="refuse|drop", help="What to do with rows that have gaps.")
-]
-
-
-def _table(bounds: list[str] | None, **words: str | None) -> dict[str, Any]:
-    """The settings of a table that were given as options."""
-    table: dict[str, Any] = {name: value for name, value in words.items() if value is not None}
-    pairs = [word.partition("=") for word in bounds or []]
-    for column, equals, _ in pairs:
-        if not equals:
-            raise UserError(f"--bounds {column}: write it as COLUMN=LOW:HIGH.")
-    return table | ({"bounds": {column: ends for column, _, ends in pairs}} if pairs else {})
-
-
-DataFolderOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir",
-        metavar="DIR",
-        help="The folder with the files of built-in sets; CIFLOWS_DATA or ./data if not given.",
-        callback=_set_data_folder,
-        expose_value=False,
-    ),
-]
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        console.print(f"ciflows {version('ciflows')}")
+        say(f"ciflows {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def _options(
-    _: Annotated[bool, typer.Option("--version", help="Show it.", callback=_version)] = False,
-) -> None: ...
+    context: typer.Context,
+    _: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version)
+    ] = False,
+) -> None:
+    if _is_one_of_several() and context.invoked_subcommand != "fit":
+        raise UserError(f"{context.invoked_subcommand} runs in one process: leave out torchrun.")
 
 
 @app.command()
@@ -143,19 +104,19 @@ def fit(
     data: Annotated[
         str | None,
         typer.Argument(
-            help="A built-in set (see 'ciflows data'), a table's path or a folder of images."
+            help="A table's path, a folder (or a quoted pattern) of Parquet files, a folder of images, "
+            "or a built-in set ('ciflows data')."
         ),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="See 'ciflows models'; if not given, cif-nsf for a table, cif-resflow for a built-in "
-            "set and cif-realnvp-image for images."
+            help="A name from 'ciflows models'. Default: cif-nsf for a table, cif-resflow for a "
+            "built-in set, cif-realnvp-image for images."
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="The run folder; runs/DATA-MODEL-SEED if not given."),
+        Path | None, typer.Option("--out", "-o", help="The run folder. Default: runs/DATA-MODEL-SEED.")
     ] = None,
     config: ConfigOption = None,
     settings: SetOption = None,
@@ -165,61 +126,86 @@ def fit(
     max_minutes: MinutesOption = None,
     report: Annotated[bool, typer.Option(help="Write report.html into the run folder.")] = True,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with the run in this folder, as it was begun.")
+        Path | None, typer.Option(help="Resume the run in this folder, with its own settings.")
     ] = None,
     columns: ColumnsOption = None,
     exclude: ExcludeOption = None,
     given: GivenOption = None,
     weights: WeightsOption = None,
     bounds: BoundsOption = None,
+    atoms: AtomsOption = None,
+    step: StepOption = None,
+    circular: CircularOption = None,
+    group: GroupOption = None,
     categorical: CategoricalOption = None,
     missing: MissingOption = None,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
     _: DataFolderOption = None,
 ) -> None:
-    """Train one model and test it.
+    """How are my data distributed? Train one model and test it.
 
-    The run folder then holds the configuration, the weights, the metrics, a report and all else about
-    the run. Killed at any moment it can go on with --resume, and ends as it would have ended (but for
-    --max-minutes, which goes by the clock).
-
-        ciflows fit annulus --set steps=5000
+    You get a run folder with configuration, weights, metrics and report. If the run is killed, --resume
+    continues it to the same result (except with --max-minutes, which goes by the clock).
 
         ciflows fit people.csv
 
         ciflows fit people.parquet --given age,sex --bounds share=0:1 --missing drop
 
+        ciflows fit annulus --set steps=5000
+
         ciflows fit mnist --model realnvp-image --max-minutes 60
 
         ciflows fit --resume runs/annulus-cif-resflow-0
     """
-    from ciflows import run as runs
+    from ciflows.runs import fit as runs
+    from ciflows.runs.compare import comparison_row
+    from ciflows.tables.many_files import data_name
+    from ciflows.training.processes import here
 
+    processes = here()
+    be_quiet(quiet, as_json, not processes.main)
     words = {"columns": columns, "exclude": exclude, "given": given, "weights": weights}
-    table = _table(bounds, categorical=categorical, missing=missing, **words)
+    table = table_settings(
+        bounds, atoms, step, circular, categorical=categorical, missing=missing, group=group, **words
+    )
+    training = training_settings(precision, max_minutes)
     if resume is not None:
-        others = [data, model, out, config, settings, seed, precision, max_minutes]
-        if table or any(value is not None for value in others):
-            raise UserError("--resume goes on as the run was begun: leave out data and settings.")
-        with _resumable(f"ciflows fit --resume {resume}"):
-            finished = runs.resume(resume, device=device, console=console)
+        others = [data, model, out, config, settings, seed]
+        if table or training or any(value is not None for value in others):
+            raise UserError("--resume uses the data and settings of the run: leave yours out.")
+        with _resumable(processes.command(f"ciflows fit --resume {resume}")):
+            finished = runs.resume(resume, device=device, console=console, processes=processes)
     else:
-        resolved = _resolve(data, model, seed, config, settings, precision, max_minutes, table=table)
-        name = f"{Path(resolved.data).stem}-{resolved.model}-{resolved.seed}"
-        folder = out or Path("runs") / name
-        with _resumable(f"ciflows fit --resume {folder}", folder):
-            finished = runs.fit(resolved, folder, device=device, console=console)
-    _show_rows([runs.comparison_row(finished)])
-    _say(f"The run is in {finished.path}.")
+        resolved = resolve_config(data, model, seed, config, settings, training, table)
+        folder = out or Path("runs") / f"{data_name(resolved.data)}-{resolved.model}-{resolved.seed}"
+        with _resumable(processes.command(f"ciflows fit --resume {folder}"), folder):
+            finished = runs.fit(resolved, folder, device=device, console=console, processes=processes)
+    if not processes.main:
+        return
+    show_rows([comparison_row(finished)])
+    show_validation(finished.history)
+    show_index(finished)
+    verdicts: list[str] = []
     if report:
-        _write_report([finished], finished.path / "report.html")
+        try:
+            verdicts = _write_report([finished], finished.path / "report.html")
+        except ModuleNotFoundError as error:
+            say(f"No report: {missing_package(error)}")
+    if as_json:
+        show_json({"run": str(finished.path), "verdict": "".join(verdicts) or None, **finished.metrics})
+    show_next(finished)
 
 
 @app.command()
 def compare(
-    data: Annotated[str, typer.Argument(help="A built-in set, a table's path or a folder of images.")],
-    models: Annotated[list[str], typer.Argument(help="Models to compare.")],
+    data: Annotated[str, typer.Argument(help="A table's path, a folder of images, or a built-in set.")],
+    models: Annotated[
+        list[str], typer.Argument(help="Names from 'ciflows models'; the first is the reference.")
+    ],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for all of it; runs/DATA-compared-SEED.")
+        Path | None,
+        typer.Option("--out", "-o", help="The folder to write. Default: runs/DATA-compared-SEED."),
     ] = None,
     config: ConfigOption = None,
     settings: SetOption = None,
@@ -228,109 +214,150 @@ def compare(
     precision: PrecisionOption = None,
     max_minutes: MinutesOption = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with what is in the folder already.")
+        bool, typer.Option("--resume", help="Continue the comparison in the folder.")
     ] = False,
     columns: ColumnsOption = None,
     exclude: ExcludeOption = None,
     given: GivenOption = None,
     weights: WeightsOption = None,
     bounds: BoundsOption = None,
+    atoms: AtomsOption = None,
+    step: StepOption = None,
+    circular: CircularOption = None,
+    group: GroupOption = None,
     categorical: CategoricalOption = None,
     missing: MissingOption = None,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
     _: DataFolderOption = None,
 ) -> None:
-    """Train several models on the same data: one table, one picture, one report.
+    """Which model fits my data best? Train several and compare them on the same test rows.
 
-    Leaves compare.json, compare.png, report.html and one run folder for each model. What is given with
-    --set holds for every model that has such a setting.
+    You get compare.json, report.html, a run folder for each model and, for 2-D data, compare.png.
+    Differences to the first model have paired standard errors. A --set applies to every model that has
+    the setting.
+
+        ciflows compare people.csv nsf cif-nsf
 
         ciflows compare two-uniforms resflow cif-resflow --config demo
     """
-    from ciflows.comparing import compare_models
+    from ciflows.runs.compare import compare_models
+    from ciflows.tables.many_files import data_name
 
+    be_quiet(quiet, as_json)
     words = {"columns": columns, "exclude": exclude, "given": given, "weights": weights}
-    table = _table(bounds, categorical=categorical, missing=missing, **words)
+    table = table_settings(
+        bounds, atoms, step, circular, categorical=categorical, missing=missing, group=group, **words
+    )
+    training = training_settings(precision, max_minutes)
     configs = [
-        _resolve(data, model, seed, config, settings, precision, max_minutes, models, table)
-        for model in models
+        resolve_config(data, model, seed, config, settings, training, table, models) for model in models
     ]
-    folder = out or Path("runs") / f"{Path(data).stem}-compared-{configs[0].seed}"
+    folder = out or Path("runs") / f"{data_name(data)}-compared-{configs[0].seed}"
     with _resumable("the same command and --resume"):
         rows, files = compare_models(configs, folder, device=device, resume=resume, console=console)
-    _show_rows(rows)
-    _say(f"Wrote {', '.join(str(folder / name) for name in files)}.")
+    if as_json:
+        show_json(rows)
+    show_rows(rows)
+    say(f"Wrote {', '.join(str(folder / name) for name in files)}.")
 
 
 @app.command()
 def search(
-    experiment: Annotated[str, typer.Argument(help=r"A TOML file with a model and tables \[on.DATA].")],
+    experiment: Annotated[
+        str,
+        typer.Argument(
+            help=r"A row of the paper by name, or a TOML file with a model and tables \[on.DATA]."
+        ),
+    ],
     data: Annotated[
-        str | None, typer.Argument(help="One of its data sets; may be left out if it has one only.")
+        str | None, typer.Argument(help="One of its data sets; needed if it has several.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Folder for all of it; runs/search-EXPERIMENT-DATA."),
+        typer.Option("--out", "-o", help="The folder to write. Default: runs/search-EXPERIMENT-DATA."),
     ] = None,
     sampler: Annotated[
         str, typer.Option(help="grid: every combination in order; random or tpe: some of them.")
     ] = "grid",
     trials: Annotated[
-        int | None, typer.Option(help="How many combinations random and tpe try; 20 if not given.")
+        int | None, typer.Option(help="How many combinations random and tpe try. Default: 20.")
     ] = None,
     prune: Annotated[
         bool | None,
         typer.Option(
             "--prune/--no-prune",
-            help="End trials that fall behind the median of the others; if not given, all but a grid's.",
+            help="Stop trials that fall behind the median of the others. Default: on, except for grid.",
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Test what is chosen with so many seeds.")] = 3,
-    workers: Annotated[int, typer.Option(help="How many processes share the work.")] = 1,
+    seeds: Annotated[int, typer.Option(help="Number of seeds to test the chosen settings with.")] = 3,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of processes that share the work and the GPUs. Default: one for each GPU."
+        ),
+    ] = None,
     settings: SetOption = None,
     seed: SeedOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = None,
     max_minutes: MinutesOption = None,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
     _: DataFolderOption = None,
 ) -> None:
-    """Choose an experiment's settings from its grid, then test them over several seeds.
+    """Which settings are best? Search an experiment's grid, then test the winner over several seeds.
 
-    They are chosen by validation log-likelihood alone, never by the test's. Each trial is a run folder,
-    and search.json has the result: the mean over seeds ± its standard error, beside the paper's. Killed
-    at any moment, the same command goes on; given again in other shells, also of other machines on the
-    same folder, it shares the work.
+    Settings are chosen by validation log-likelihood; test rows play no part. Each trial is a run
+    folder. search.json has the result, mean over seeds ± standard error, beside the paper's. Run the
+    same command again to continue a killed search, or in another shell to share the work.
 
-        ciflows search experiments/maf.toml power --workers 2
+    Do you have several GPUs? Tables and 2-D sets take only 1 to 3 ms a step: use the GPUs here, for
+    seeds and grids, rather than for one run with torchrun. Try two workers for each GPU.
 
-        ciflows search experiments/maf.toml power --sampler tpe --trials 6 --max-minutes 30
+        ciflows search maf power --workers 2
+
+        ciflows search maf power --sampler tpe --trials 6 --max-minutes 30
     """
-    from ciflows.config import read_overrides
-    from ciflows.experiments import read_experiment
-    from ciflows.search import plan_search, run_search
+    from ciflows.files import read_json
+    from ciflows.runs.config import read_overrides
+    from ciflows.runs.experiments import read_experiment
+    from ciflows.runs.search import plan_search, run_search
 
+    be_quiet(quiet, as_json)
     given = read_experiment(experiment)
     overrides = read_overrides(given.model, settings or [])
-    overrides["training"] = overrides.get("training", {}) | _training(precision, max_minutes)
+    training = overrides.get("training", {}) | training_settings(precision, max_minutes)
+    overrides["training"] = training
     seed = given.values.get("seed", 0) if seed is None else seed
     options: dict[str, Any] = {"sampler": sampler, "trials": trials, "prune": prune, "seed": seed}
     plan = plan_search(given, data, overrides=overrides, **options)
     folder = out or Path("runs") / f"search-{given.name}-{Path(plan.data).stem}"
     with _resumable("the same command"):
         result = run_search(plan, folder, seeds=seeds, workers=workers, device=device, console=console)
-    _show_search(result)
-    _say(f"Wrote {folder / 'search.json'}.")
+    if as_json:
+        show_json(read_json(folder / "search.json"))
+    show_search(result)
+    say(f"Wrote {folder / 'search.json'}.")
 
 
 @app.command()
 def score(
-    run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     data: Annotated[
         str, typer.Argument(help="A table, a folder of images, or a built-in set (its test part).")
     ],
     out: TableOption = Path("scores.csv"),
     samples: Annotated[
-        int, typer.Option("--samples", "-m", help="Draws of the index for each row.", min=1)
-    ] = 100,
+        int | None,
+        typer.Option(
+            "--samples",
+            "-m",
+            help="Draws of the index for each row. Default: as many as a standard error of 0.1 nats "
+            "takes, at most 100.",
+            min=1,
+        ),
+    ] = None,
     std_error: Annotated[
         float | None,
         typer.Option(help="Instead, draw until each row's standard error is about this.", min=1e-6),
@@ -338,349 +365,428 @@ def score(
     max_samples: Annotated[
         int, typer.Option(help="The most draws for one row with --std-error.", min=1)
     ] = 10_000,
+    p_value: Annotated[
+        bool,
+        typer.Option(
+            "--p-value", help="Add how unusual each row is: the share of samples that are no likelier."
+        ),
+    ] = False,
+    n: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            help="Samples for --p-value. Default: 2000; 100 for each row of a conditional density.",
+            min=2,
+        ),
+    ] = None,
+    missing: Annotated[
+        str,
+        typer.Option(
+            metavar="refuse|integrate", help="Missing values: refuse them, or integrate over them."
+        ),
+    ] = "refuse",
     seed: DrawSeedOption = 0,
+    key: KeyOption = None,
+    on_bad_row: BadRowOption = "null",
+    engine: EngineOption = "local",
+    ray_address: RayAddressOption = None,
+    workers: WorkersOption = None,
+    resume: ResumeJobOption = False,
     device: DeviceOption = "auto",
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
     _: DataFolderOption = None,
 ) -> None:
-    """Write log p(x) of each row, with its standard error and the effective number of draws.
+    """Which rows are unusual? Write log p(x) of each row, with its standard error.
 
-    The lowest scores are the likeliest anomalies.
+    The lowest scores are the likeliest anomalies. Beside each score is the row's number, from 0, or the
+    columns of --key. --p-value adds the share of the model's own samples that are no likelier than the
+    row. A row's score depends only on the row and the seed.
 
-        ciflows score runs/people new.csv --out scores.parquet --std-error 0.05
+    If the run was trained with weights and the data have that column, the printed mean is weighted.
+
+        ciflows score runs/people new.csv --out scores.parquet
+
+        ciflows score runs/people new.csv --std-error 0.05
+
+        ciflows score runs/people new.csv --p-value --key id,name
+
+    Many Parquet files become a folder of scores, on this machine or on a cluster. --resume continues a
+    killed job:
+
+        ciflows score runs/people 'big/*.parquet' --out scores --engine ray
     """
-    from ciflows.scoring import score_data
+    from ciflows.runs.engines import Engine
+    from ciflows.runs.score import ScoreSettings, score_data
 
-    summary, bits = score_data(
-        run, data, out, samples, std_error, seed, device, console, max_samples=max_samples
-    )
-    mean = f"{summary.log_prob:.4f} ± {summary.std_error:.4f}"
-    mean += "" if bits is None else f" ({bits:.4f} bits per dimension)"
-    _say(f"Mean log-likelihood {mean} over {summary.points} rows. Wrote {out}.")
+    be_quiet(quiet, as_json)
+    settings = ScoreSettings(samples, std_error, max_samples, seed, on_bad_row, missing)
+    worker = Engine(engine, ray_address, workers)
+    keys = tuple(key.split(",")) if key else ()
+    if worker.check(out):
+        from ciflows.runs.parts import plan_scores
+
+        if p_value:
+            raise UserError("--p-value writes one file: give --out a suffix, such as .csv.")
+        loaded = worker.load(run, device)
+        _make_parts(loaded, plan_scores(loaded, data, out, settings, keys), worker, resume, as_json)
+        return
+    if resume:
+        raise UserError("--resume continues a folder of files: give --out without a suffix.")
+    scored = score_data(run, data, out, settings, device, console, key=keys, p_value=p_value, n=n)
+    if as_json:
+        show_json({"out": str(out), **scored._asdict(), "summary": scored.summary._asdict()})
+    bits = "" if scored.bits_per_dim is None else f", {scored.bits_per_dim:.4f} bits per dimension"
+    say(f"Mean log-likelihood {scored.summary}{bits}.")
+    if scored.impossible:
+        say(f"{scored.impossible:,} rows have density 0: out of a column's bounds, or too far off.")
+    if scored.weights:
+        say(f"The mean is weighted by {scored.weights}.")
+    elif scored.missing_weights:
+        say(f"The mean is not weighted: {data} has no column {scored.missing_weights}.")
+    if scored.bad:
+        say(f"{scored.bad} rows could not be scored: {scored.bad_file} lists them.")
+    if scored.failed:
+        say(
+            f"{scored.failed} rows could not be scored: too few effective draws of their missing values."
+        )
+    say(f"Wrote {out}.")
+
+
+@app.command()
+def impute(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    data: Annotated[Path, typer.Argument(help="A table with missing values.")],
+    out: TableOption = Path("imputed.csv"),
+    n: Annotated[int, typer.Option("-n", help="How many draws for each missing value.", min=1)] = 1,
+    seed: DrawSeedOption = 0,
+    device: DeviceOption = "auto",
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """What could the missing values be? Draw them, conditioned on the values that are there.
+
+    Columns that the table lacks are drawn too. With -n above 1 the output stacks the filled tables; its
+    first column, draw, numbers them.
+
+        ciflows impute runs/people gaps.csv -n 5 --out filled.parquet
+    """
+    from ciflows.runs.sample_files import impute_data
+
+    be_quiet(quiet, as_json)
+    count, gaps = impute_data(run, data, n, out, seed, device)
+    if as_json:
+        show_json({"out": str(out), "rows": count, "gaps": gaps})
+    found = ", ".join(f"{name} ({number})" for name, number in gaps.items())
+    say(f"Wrote {count} rows to {out}. Missing values were in {found or 'no column of the table'}.")
 
 
 @app.command()
 def sample(
-    run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     n: Annotated[
         int | None,
-        typer.Option("-n", help="How many points; 1000, or 1 for each row of --given.", min=1),
+        typer.Option("-n", help="How many rows. Default: 1000, or 1 per row of --given.", min=1),
     ] = None,
     out: SamplesOption = None,
     given: Annotated[
         str | None,
         typer.Option(
             metavar="FILE|A=1,B=x",
-            help="For a conditional density: a table with the given columns, or one value for each.",
+            help="What to condition on: a table with the given columns, or a value for each.",
         ),
     ] = None,
     temperature: Annotated[
-        float, typer.Option(help="Below 1: likelier and more alike; the model itself has 1.", min=1e-6)
+        float,
+        typer.Option(help="Below 1: likelier, less varied rows. 1: the model itself.", min=1e-6),
     ] = 1.0,
     seed: DrawSeedOption = 0,
+    engine: EngineOption = "local",
+    ray_address: RayAddressOption = None,
+    workers: WorkersOption = None,
+    resume: ResumeJobOption = False,
     device: DeviceOption = "auto",
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Draw new points from a trained model into a table with the data's columns, or a grid of images.
+    """What would new data look like? Draw rows with the columns of the data, or a grid of images.
 
-    ciflows sample runs/people -n 500 --out new-people.csv
+    If --out has no suffix, it becomes a folder of Parquet files, written here or on a cluster.
 
-    ciflows sample runs/people -n 100 --given age=40,sex=f
+        ciflows sample runs/people -n 500 --out new-people.csv
 
-    ciflows sample runs/mnist -n 16 --out digits.png --temperature 0.8
+        ciflows sample runs/people -n 100 --given age=40,sex=f
+
+        ciflows sample runs/mnist -n 16 --out digits.png --temperature 0.8
+
+        ciflows sample runs/people -n 100000000 --out many --engine ray
     """
-    from ciflows.scoring import sample_data
+    from ciflows.runs.engines import Engine
+    from ciflows.runs.sample_files import sample_data
 
+    be_quiet(quiet, as_json)
+    worker, where = Engine(engine, ray_address, workers), out or Path("samples.csv")
+    if worker.check(where):
+        from ciflows.runs.parts import plan_samples
+
+        if given is not None:
+            raise UserError("--given writes one file: give --out a suffix, such as .csv.")
+        loaded = worker.load(run, device)
+        job = plan_samples(loaded, n or 1000, where, seed, temperature)
+        _make_parts(loaded, job, worker, resume, as_json)
+        return
     count, written = sample_data(run, n, out, seed, device, temperature, given)
-    _say(f"Wrote {count} points to {written}.")
+    if as_json:
+        show_json({"out": str(written), "points": count})
+    say(f"Wrote {count} rows to {written}.")
 
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Finished runs.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="An .html file, or a .png for the picture of densities alone."),
+        typer.Option("--out", "-o", help="An .html file, or a .png file for the densities alone."),
     ] = None,
     device: DeviceOption = "auto",
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
     _: DataFolderOption = None,
 ) -> None:
-    """Write one self-contained HTML file: densities, samples, curves, tables and diagnostics.
+    """How good is a run? Write one HTML file: the verdict, then the evidence, then what to try next.
 
     Without --out it goes into the first run's folder. Runs may be on several data sets.
 
         ciflows report runs/annulus-resflow-0 runs/annulus-cif-resflow-0 --out both.html
     """
-    from ciflows.run import load_run
+    from ciflows.runs.run import load_run
 
     if out is not None and (out.exists() or out.suffix not in (".html", ".png")):
         raise UserError(f"{out}: give an .html or .png file that does not exist yet.")
-    _write_report([load_run(folder, device) for folder in runs], out or runs[0] / "report.html")
+    be_quiet(quiet, as_json)
+    out = out or runs[0] / "report.html"
+    verdicts = _write_report([load_run(folder, device) for folder in runs], out)
+    if as_json:
+        show_json({"out": str(out), "verdicts": verdicts})
+
+
+@app.command()
+def check(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    data: Annotated[
+        str | None,
+        typer.Argument(help="A table, or a built-in set. Default: the test rows of the run's own data."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The folder for coverage.json, .csv and .png.")
+    ] = Path("check"),
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            "-n", help="Samples. Default: 2000; 200 for each row of a conditional density.", min=2
+        ),
+    ] = None,
+    rows: Annotated[
+        int, typer.Option(help="Check at most this many rows, evenly spread.", min=2)
+    ] = 5000,
+    seed: DrawSeedOption = 0,
+    device: DeviceOption = "auto",
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+    _: DataFolderOption = None,
+) -> None:
+    """Is the model calibrated? Check its intervals and regions on rows it has not seen.
+
+    Intervals of 50, 80, 90 and 95 % should hold that share of the rows. You see whether they do for each
+    column and, by highest-density regions, for the joint density, and which columns are off.
+
+        ciflows check runs/people new.csv
+    """
+    from ciflows.runs.check import check_data, write_picture
+    from ciflows.runs.run import load_run
+
+    be_quiet(quiet, as_json)
+    coverage = check_data(load_run(run, device), data, out, samples, rows, seed)
+    if as_json:
+        show_json({"out": str(out), **coverage.as_dict()})
+    say(str(coverage))
+    try:
+        write_picture(coverage, out)
+    except ModuleNotFoundError as error:
+        say(f"No picture: {missing_package(error)}")
+    say(f"Wrote {', '.join(str(path) for path in sorted(out.iterdir()))}.")
 
 
 @app.command()
 def models(
     name: Annotated[str | None, typer.Argument(help="Show this model's settings.")] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """List the models and presets, or one model's settings with their defaults."""
-    from ciflows.config import presets
-    from ciflows.models import MODELS, get_model
-    from ciflows.settings import Settings
-    from ciflows.training import EvaluationSettings, TrainingSettings
+    """Which models are there? List them and the presets, or one model's settings.
 
+    Change a setting with --set, as in ciflows fit people.csv --set layers=5.
+
+        ciflows models
+
+        ciflows models cif-nsf
+    """
+    be_quiet(as_json)
     if name is None:
-        _two_columns("model", "what it is", {key: model.summary for key, model in MODELS.items()})
-        _two_columns("preset", "use with --config", presets())
+        from ciflows.models.catalogue import SUMMARIES
+        from ciflows.runs.presets import presets
+
+        if as_json:
+            show_json({"models": SUMMARIES, "presets": presets()})
+        show_columns("model", "what it is", SUMMARIES)
+        show_columns("preset", "use with --config", presets())
         return
+    from ciflows.models import get_model
+    from ciflows.settings import Settings
+    from ciflows.training.settings import EvaluationSettings, TrainingSettings
+
     model = get_model(name)
     kinds: dict[str, tuple[type[Settings], Mapping[str, Any]]] = {
-        f"{name}: architecture": (model.settings, {}),
+        "architecture": (model.settings, {}),
         "training": (TrainingSettings, model.training),
         "evaluation": (EvaluationSettings, model.evaluation),
     }
-    for title, (kind, suited) in kinds.items():
-        table = RichTable("setting", "default", "meaning", title=title, title_justify="left")
-        for key, field in kind.model_fields.items():
-            default = suited.get(key, field.default)
-            table.add_row(key, escape("none" if default is None else str(default)), field.description)
-        console.print(table)
+    settings = {
+        title: {
+            key: {"default": suited.get(key, field.default), "meaning": field.description}
+            for key, field in kind.model_fields.items()
+        }
+        for title, (kind, suited) in kinds.items()
+    }
+    if as_json:
+        show_json(settings)
+    for title, rows in settings.items():
+        show_settings(f"{name}: {title}", rows)
 
 
 @app.command("data")
-def data_(_: DataFolderOption = None) -> None:
-    """List the built-in data sets, with the best log-likelihood that any model can reach where known."""
-    from ciflows.data import BENCHMARKS, SYNTHETIC, data_folder, describe_benchmark
+def data_(as_json: JsonOption = False, _: DataFolderOption = None) -> None:
+    """Which data sets are built in? List them, with the best possible log-likelihood if it is known.
 
-    table = RichTable("data", "best nats", "what it is")
+    Some are read from files. The list says where to get them and where to put them.
+
+        ciflows data
+    """
+    from ciflows.datasets import BENCHMARKS, SYNTHETIC, data_folder, describe_benchmark
+
+    be_quiet(as_json)
+    folder = data_folder().absolute()
+    places = {name: describe_benchmark(name) for name in BENCHMARKS}
+    if as_json:
+        drawn = {name: {"limit": t.limit, "summary": t.summary} for name, t in SYNTHETIC.items()}
+        files = {
+            name: {"size": size, "rows": rows, "file": where, "summary": BENCHMARKS[name].summary}
+            for name, (size, rows, where) in places.items()
+        }
+        show_json({"drawn": drawn, "files": files, "folder": str(folder)})
+    table = Table("data", "best nats", "what it is")
     for name, truth in SYNTHETIC.items():
         best = "unknown" if truth.limit is None else f"{truth.limit + 0.0:.4f}"
         table.add_row(name, best, truth.summary)
     console.print(table)
-    table, places = RichTable("data", "size", "train / validation / test", "what it is"), {}
-    for name, benchmark in BENCHMARKS.items():
-        size, rows, places[name] = describe_benchmark(name)
-        table.add_row(name, size, rows, benchmark.summary)
+    table = Table("data", "size", "train / validation / test", "what it is")
+    for name, (size, rows, _where) in places.items():
+        table.add_row(name, size, rows, BENCHMARKS[name].summary)
     console.print(table)
-    folder = data_folder().absolute()
-    _say(f"Their files are looked for in {folder}; --data-dir or CIFLOWS_DATA names another folder.")
-    for name, where in places.items():
-        _say(f"{name}: {where}")
+    say(f"Put their files into {folder}, or name another folder with --data-dir or CIFLOWS_DATA.")
+    for name, (*_facts, where) in places.items():
+        say(f"{name}: {where}")
 
 
-@app.command()
-def bench(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")] = Path(
-        "runs/bench"
-    ),
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    threads: Annotated[int, typer.Option(help="Threads of each library on a CPU.", min=1)] = 1,
-    repeats: Annotated[int, typer.Option(help="How often each work is repeated.", min=1)] = 9,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="WORDS", help="Cases whose names contain these words; may repeat."),
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Three repetitions, and nothing of how cost grows.")
-    ] = False,
-    growth: Annotated[bool, typer.Option(help="Measure how cost grows with each size.")] = True,
-    peers: Annotated[
-        bool,
-        typer.Option(
-            help="Compare with zuko and normflows, installed into an environment of their own."
-        ),
-    ] = True,
-    authors: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Compare with the authors' code in this checkout of github.com/jrmcornish/cif too; "
-            "with the Python of its .venv, if it has one.",
-        ),
-    ] = None,
-    document: Annotated[
-        Path | None,
-        typer.Option(help="Put the tables into this document too, such as docs/performance.md."),
-    ] = None,
-    show: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Show an earlier bench.json; measure nothing.")
-    ] = None,
-) -> None:
-    """Time training steps, likelihoods and samples of the models, beside other libraries.
-
-    All sides of a comparison work in turns, so that what disturbs one disturbs the others; look at the
-    ratios, since absolute times vary from machine to machine and from minute to minute.
-
-        ciflows bench --quick --only resflow
-
-        ciflows bench --device cuda --no-peers
-
-        ciflows bench --show runs/bench/bench.json --document docs/performance.md
-    """
-    from ciflows.bench import BenchSettings, command, read_result
-
-    if show is not None:
-        result = read_result(show)
-    else:
-        settings = BenchSettings(
-            device=device,
-            threads=threads,
-            repeats=3 if quick else repeats,
-            only=tuple(only or ()),
-            growth=growth and not quick,
-            authors=authors,
-            peers=None,
-        )
-        try:
-            result = command.bench(out, settings, peers, console, _say)
-        except KeyboardInterrupt:
-            _say(f"Interrupted; what was measured is in {out / 'bench.json'}, if anything was.")
-            raise typer.Exit(130) from None
-    files = command.show(result, out, document, console)
-    _say(f"Wrote {', '.join(map(str, files))}.")
+def _unwrap(text: str) -> str:
+    """A docstring with each paragraph on one line, to fill any terminal, and a $ before its examples."""
+    paragraphs = [p.replace("\n", " ").strip() for p in inspect.cleandoc(text).split("\n\n")]
+    return "\n\n".join(f"    $ {p}" if p.startswith("ciflows ") else p for p in paragraphs)
 
 
-def _resolve(
-    data: str | None,
-    model: str | None,
-    seed: int | None,
-    config: list[str] | None,
-    settings: list[str] | None,
-    precision: str | None,
-    max_minutes: float | None,
-    others: Sequence[str] = (),
-    table: dict[str, Any] | None = None,
-) -> RunConfig:
-    """The configuration that the options of `fit` and `compare` mean."""
-    from ciflows.config import default_model, read_config, read_overrides, resolve, suited_settings
-
-    files = [read_config(name) for name in config or []]
-    named = {key: value for file in files for key, value in file.items()}
-    data = data or named.get("data")
-    if data is None:
-        raise UserError(
-            "Give the data to fit: a name from 'ciflows data', a table or a folder of images."
-        )
-    model = model or named.get("model") or default_model(data)
-    given = {"training": _training(precision, max_minutes), "table": table or {}}
-    layers = [*suited_settings(data), *files, read_overrides(model, settings or [], others), given]
-    for name, file in zip(config or [], files, strict=True):
-        if file.get("on") and data not in file["on"]:
-            _say(f"Note: {name} has nothing on {data}: its general settings are used.")
-    return resolve(data, model, named.get("seed", 0) if seed is None else seed, layers)
-
-
-def _training(precision: str | None, max_minutes: float | None) -> dict[str, Any]:
-    """The settings of training that have options of their own, as far as they are given."""
-    options = {"precision": precision, "max_minutes": max_minutes}
-    return {key: value for key, value in options.items() if value is not None}
+for _command in app.registered_commands:
+    _command.help = _unwrap((_command.callback and _command.callback.__doc__) or "")
 
 
 @contextmanager
 def _resumable(how: str, folder: Path | None = None) -> Iterator[None]:
-    """Tell how to go on after an interruption; the same command, where there is no folder yet."""
+    """Say how to continue after an interruption: with the same command, if there is no folder yet."""
     try:
         yield
+    except LostProcessError as error:
+        error.command = how if folder is None or folder.exists() else None
+        raise
     except KeyboardInterrupt:
         how = "the same command" if folder is not None and not folder.exists() else how
-        _say(f"Interrupted; nothing is lost: go on with {how}.")
+        say(f"Interrupted; nothing is lost. Continue with {how}.")
         raise typer.Exit(130) from None
 
 
-def _write_report(runs: Sequence[Run], path: Path) -> None:
-    from ciflows.comparing import report_runs
+def _make_parts(run: Run, job: Job, engine: Engine, resume: bool, as_json: bool = False) -> None:
+    """Make a folder of many files, and say what is in it."""
+    from ciflows.runs.engines import run_job
 
-    report_runs(runs, path)
-    _say(f"Wrote {path}.")
-
-
-def _show_rows(rows: Sequence[dict[str, Any]]) -> None:
-    table = RichTable(title="Test log-likelihood, nats per point", title_justify="left")
-    images = rows[0].get("bits_per_dim") is not None
-    table.box, table.padding = None, (0, 1 if images else 2, 0, 0)
-    own = ("bits/dim",) if images else ("gap", "leak")
-    nats = "{:.1f}" if images else "{:.4f}"  # of hundreds of pixels together
-    for column in ("model", "weights", "log p(x)", "ELBO", "m", *own, "time"):
-        table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
-    for row in rows:
-        bits = [_number(row.get(f"bits_per_dim{part}"), "{:.3f}") for part in ("", "_std_error")]
-        table.add_row(
-            row["model"],
-            f"{row['parameters']:,}",
-            f"{_number(row['log_prob'], nats)} ± {_number(row['std_error'], nats)}",
-            _number(row["elbo"], nats),
-            str(row["samples"]),
-            *(
-                [" ± ".join(bits)]
-                if images
-                else [_number(row["gap"]), _number(row["leaked_mass"], "{:.2%}")]
-            ),
-            f"{row['seconds']:.0f} s",
-        )
-    console.print(table)
-    if rows[0]["limit"] is not None:
-        _say(f"gap: to {rows[0]['limit']:.4f}, the best that any model can reach.  m: draws a point.")
-    if rows[0]["leaked_mass"] is not None:
-        _say("leak: share of the model's samples outside the support of the data.")
+    with _resumable("the same command and --resume"):
+        made = run_job(run, job, engine, resume, console)
+    if as_json:
+        show_json({"out": job.out, **made._asdict()})
+    if made.reused:
+        say(f"{made.reused} parts were there already.")
+    if made.log_prob is not None:
+        say(f"Mean log-likelihood {made.log_prob:.4f} ± {made.std_error or 0:.4f}, not weighted.")
+    if made.late:
+        say(f"{made.late} rows have a larger standard error than you asked for: raise --max-samples.")
+    if made.bad:
+        say(f"{made.bad} rows could not be scored: {made.bad_file} lists them.")
+    say(f"Wrote {made.rows} rows to {job.out}.")
 
 
-def _show_search(result: SearchResult) -> None:
-    keys = list(result.settings)
-    table = RichTable(title="Validation log-likelihood, nats per point", title_justify="left")
-    table.box, table.padding = None, (0, 2, 0, 0)
-    for column in (*keys, "log p(x)", "state", "folder"):
-        table.add_column(escape(column), justify="right" if column == "log p(x)" else "left")
-    for row in result.candidates:
-        values = [escape(str(row.settings[key])) for key in keys]
-        table.add_row(*values, _number(row.validation), row.state, row.folder)
-    if result.candidates:
-        console.print(table)
-    for failed in result.failed_seeds:
-        _say(f"Seed {failed.seed} failed: {failed.reason}")
-    _say(_headline(result))
+def _write_report(runs: Sequence[Run], path: Path) -> list[str]:
+    """Write a report; print and return its verdict on each data set."""
+    from ciflows.runs.compare import report_runs
+
+    verdicts = report_runs(runs, path)
+    for verdict in verdicts:
+        say(f"Verdict on {verdict}")
+    say(f"Wrote {path}.")
+    return verdicts
 
 
-def _headline(result: SearchResult) -> str:
-    """A search's result in one line, as a table of a paper has it."""
-    count = f"{len(result.seeds)} seed{'s' if len(result.seeds) > 1 else ''}"
-    error = "" if result.std_error is None else f" ± {result.std_error:.3f}"
-    paper = result.published
-    line = f"{result.experiment} on {result.data}: {result.log_prob:.3f}{error} over {count}"
-    if paper.log_prob is None:
-        return line
-    error = "" if paper.std_error is None else f" ± {paper.std_error:.2f}"
-    return f"{line} (paper: {paper.log_prob:.2f}{error})"
+def _is_one_of_several() -> bool:
+    """Whether torchrun started this process with others."""
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1
 
 
-def _number(value: float | None, form: str = "{:.4f}") -> str:
-    return "–" if value is None else form.format(value)
+@contextmanager
+def _together() -> Iterator[None]:
+    """Join the processes that torchrun started, if there are any."""
+    if not _is_one_of_several():
+        yield
+        return
+    from ciflows.training.processes import join_processes
 
-
-def _two_columns(first: str, second: str, rows: dict[str, str]) -> None:
-    table = RichTable(first, second)
-    for key, value in rows.items():
-        table.add_row(key, value)
-    console.print(table)
-
-
-def _say(message: str) -> None:
-    console.print(message, markup=False, highlight=False, soft_wrap=True)
+    with join_processes():
+        yield
 
 
 def main() -> None:
-    """Run the command line; what goes wrong ends in one sentence and a non-zero exit code."""
-    warnings.showwarning = lambda message, *_, **__: _say(f"Note: {message}")
+    """Run the command line; an error prints one sentence and exits with a non-zero code."""
+    be_quiet(False)
+    warnings.showwarning = lambda message, *_, **__: say(f"Note: {message}")
     try:
-        app()
-    except (UserError, InversionError) as error:
-        _fail(str(error))
+        with _together():
+            app()
+    except UserError as error:
+        fail(str(error), error.command)
+    except InversionError as error:
+        fail(str(error))
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in EXTRAS:
+            raise
+        fail(missing_package(error))
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        _fail(f"{where}{error.strerror or error}. What was written before is kept.")
+        fail(f"{where}{error.strerror or error}. What was written before is kept.")
     except Exception as error:
         if os.environ.get("CIFLOWS_DEBUG"):
             raise
-        _fail(f"{type(error).__name__}: {error} (CIFLOWS_DEBUG=1 shows where; please report it).")
-
-
-def _fail(message: str) -> None:
-    text = f"[red]Error:[/red] {escape(message)}"
-    Console(stderr=True, emoji=False).print(text, highlight=False, soft_wrap=True)
-    sys.exit(1)
+        fail(f"{type(error).__name__}: {error} (CIFLOWS_DEBUG=1 shows where; please report it).")

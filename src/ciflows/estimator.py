@@ -1,4 +1,4 @@
-"""The scikit-learn face of `ciflows.fit`, to stand beside KernelDensity and GaussianMixture."""
+"""`ciflows.fit` as a scikit-learn estimator, like KernelDensity and GaussianMixture."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ciflows.data.dataset import FEWEST_ROWS
-from ciflows.data.tables import own_names
 from ciflows.errors import UserError
-from ciflows.fitting import fit, in_temporary_folder
-from ciflows.noise import RowNoise
-from ciflows.run import KEPT, Run, load_run
+from ciflows.runs.api import fit, in_temporary_folder
+from ciflows.runs.folder import TABLE
+from ciflows.runs.run import Run, load_run
+from ciflows.tables.categorical import Categorical
+from ciflows.tables.prepare import FEWEST_ROWS
+from ciflows.tables.read import own_names
+from ciflows.training.settings import EvaluationSettings
 
 try:
     from sklearn.base import BaseEstimator, DensityMixin
@@ -37,18 +39,18 @@ class CIFDensity(DensityMixin, BaseEstimator):
     """A continuously indexed flow as a scikit-learn estimator of densities.
 
     Log-densities are in the units of X. Those of a model with an index are estimates from `samples`
-    draws. A row's draws are its own, fixed by `random_state`: its score repeats itself, and does not
-    depend on the rows beside it. A tenth of the rows is held out to choose the weights by, and another
-    tenth to test them.
+    draws. The draws depend on the row and `random_state` alone, so a row's score is the same in every
+    call, batch and order. A tenth of the rows is held out to choose the weights, another to test them.
 
     Arguments:
-        model: A name that `ciflows models` prints; the one suited to tables where it is None.
-        max_steps: Training steps at most; those suited to tables where it is None.
-        max_minutes: Minutes of training at most.
-        settings: Further settings of the model and of training, such as {"layers": 5}.
-        bounds: Limits of columns by name, such as {"age": (0, 120)}; an array's are x1, x2, ...
-        categorical: Names of columns whose numbers are only names.
-        samples: Draws of the index for each row that is scored.
+        model: Name of a model; the default for tables if None.
+        max_steps: Largest number of training steps; the default for tables if None.
+        max_minutes: Longest time to train, in minutes.
+        settings: More settings of the model and of training, such as {"layers": 5}.
+        bounds: Bounds of columns by name, such as {"age": (0, 120)}; an array's are x1, x2, ...
+        categorical: Names of columns of numbers that are category labels.
+        samples: Draws of the index for each row that is scored; by default as many as a standard error
+            of 0.1 nats takes, at most 100.
         device: auto, cpu, cuda or cuda:N.
         random_state: Seed of parameters, data order and draws.
 
@@ -56,7 +58,7 @@ class CIFDensity(DensityMixin, BaseEstimator):
         run_: The trained run, with its flow, metrics and folder.
         seed_: The seed that `random_state` gave.
         n_features_in_: Number of columns of X.
-        feature_names_in_: Their names, where X had any.
+        feature_names_in_: Their names, if X had any.
 
     Example:
         >>> X = np.random.default_rng(0).normal(size=(100, 2))
@@ -74,7 +76,7 @@ class CIFDensity(DensityMixin, BaseEstimator):
         settings: Mapping[str, Any] | None = None,
         bounds: Mapping[str, tuple[float | None, float | None]] | None = None,
         categorical: Sequence[str] = (),
-        samples: int = 100,
+        samples: int | None = None,
         device: str = "auto",
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
@@ -102,7 +104,8 @@ class CIFDensity(DensityMixin, BaseEstimator):
             options = {"dtype": np.float64, "ensure_non_negative": True}
             weights = _check_sample_weight(sample_weight, values, **options)
         self.seed_ = _seed(self.random_state)
-        steps = {} if self.max_steps is None else {"steps": self.max_steps}
+        some = {"steps": self.max_steps, "evaluation.samples": self.samples}
+        some = {name: value for name, value in some.items() if value is not None}
         with _value_errors():
             run = fit(
                 self._frame(values),
@@ -113,7 +116,7 @@ class CIFDensity(DensityMixin, BaseEstimator):
                 seed=self.seed_,
                 device=self.device,
                 max_minutes=self.max_minutes,
-                **{"evaluation.samples": self.samples, **steps, **(self.settings or {})},
+                **{**some, **(self.settings or {})},
             )
         return self._take(run)
 
@@ -122,19 +125,17 @@ class CIFDensity(DensityMixin, BaseEstimator):
 
         Arguments:
             X: The rows.
-            return_std: Give the standard errors (rows,) of the log-densities beside them; 0 where those
-                are exact.
+            return_std: Also return the standard errors (rows,) of the log-densities; 0 if exact.
         """
         check_is_fitted(self)
         values = validate_data(self, X, dtype=np.float64, reset=False)
         with _value_errors():
-            rows = self.run_.rows(self._frame(values))
-        estimate = self.run_.flow.estimate(rows.x, self.samples, noise=RowNoise(self.seed_))
+            estimate = self.run_.estimate(self._frame(values), self.samples, self.seed_)
         log_prob, std_error = (part.cpu().numpy() for part in (estimate.log_prob, estimate.std_error))
         return (log_prob, std_error) if return_std else log_prob
 
     def score(self, X: ArrayLike, y: object = None) -> float:
-        """The mean log-density of the rows of X, as GaussianMixture has it."""
+        """The mean log-density of the rows of X, like GaussianMixture."""
         return float(np.mean(self.score_samples(X)))
 
     def sample(
@@ -151,13 +152,13 @@ class CIFDensity(DensityMixin, BaseEstimator):
         return np.asarray(frame.to_numpy(), dtype=np.float64)
 
     def save(self, path: Path | str) -> None:
-        """Write a run folder, which `load`, `ciflows.load_run` and the command line take."""
+        """Write a run folder, for `load`, `ciflows.load_run` and the command line."""
         check_is_fitted(self)
         self.run_.save(path)
 
     @classmethod
     def load(cls, path: Path | str, device: str = "auto") -> CIFDensity:
-        """An estimator from a run folder: one that `save` wrote, or that of any table of numbers.
+        """Load a run folder: one that `save` wrote, or the run of any table of numbers.
 
         Arguments:
             path: The run folder.
@@ -166,10 +167,15 @@ class CIFDensity(DensityMixin, BaseEstimator):
         run = load_run(path, device)
         schema, config = run.schema, run.config
         if schema is None or schema.given:
-            raise UserError(f"{path}: the run is no density of a table's rows alone.")
-        words = [c.name for c in schema.columns if any(isinstance(v, str) for v in c.categories or ())]
+            raise UserError(f"{path}: this is no density of a table's rows alone.")
+        words = [
+            column.name
+            for column in schema.columns
+            if isinstance(column, Categorical) and any(isinstance(v, str) for v in column.categories)
+        ]
         if words:
-            raise UserError(f"{path}: columns of words are not for arrays: {', '.join(words)}.")
+            raise UserError(f"{path}: arrays cannot hold columns of words: {', '.join(words)}.")
+        samples = config.evaluation.samples
         training = config.training.model_dump(exclude={"steps", "max_minutes"})
         kinds = {"architecture": config.architecture, "training": training}
         settings = {
@@ -183,7 +189,7 @@ class CIFDensity(DensityMixin, BaseEstimator):
             settings=settings,
             bounds=bounds or None,
             categorical=tuple(config.table.categorical),
-            samples=config.evaluation.samples,
+            samples=None if samples == EvaluationSettings.model_fields["samples"].default else samples,
             device=device,
             random_state=config.seed,
         )
@@ -193,10 +199,10 @@ class CIFDensity(DensityMixin, BaseEstimator):
         return estimator._take(run)
 
     def __getstate__(self) -> dict[str, Any]:
-        """All attributes, the run among them as the files of its folder, less its data."""
+        """All attributes; the run as the files of its folder, without the training data."""
         state = dict(super().__getstate__())
         if "run_" in state:
-            files = [file for file in self.run_.path.iterdir() if file.is_file() and file.name != KEPT]
+            files = [file for file in self.run_.path.iterdir() if file.is_file() and file.name != TABLE]
             state["run_"] = {file.name: file.read_bytes() for file in files}
         return state
 
@@ -212,8 +218,8 @@ class CIFDensity(DensityMixin, BaseEstimator):
         return load_run(folder, self.device)
 
     def _take(self, run: Run) -> CIFDensity:
-        # in double precision, since scikit-learn's arrays are, and a row's score is not to depend on how
-        # products of other sizes are rounded
+        # in double precision, like scikit-learn's arrays: rounding depends on the size of a batch, and a
+        # row's score should not
         run.flow.double()
         self.run_ = run
         return self
@@ -229,7 +235,7 @@ class CIFDensity(DensityMixin, BaseEstimator):
 
 
 def _seed(random_state: int | np.random.RandomState | None) -> int:
-    """A seed as it is; one drawn from what is none."""
+    """The seed itself, or one drawn from a generator."""
     if random_state is None or isinstance(random_state, np.random.RandomState):
         return int(check_random_state(random_state).randint(2**31 - 1))
     return int(random_state)
@@ -237,7 +243,7 @@ def _seed(random_state: int | np.random.RandomState | None) -> int:
 
 @contextmanager
 def _value_errors() -> Iterator[None]:
-    """Tell of users' mistakes as scikit-learn does."""
+    """Raise users' mistakes as ValueError, like scikit-learn."""
     try:
         yield
     except UserError as error:

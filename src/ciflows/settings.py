@@ -1,4 +1,4 @@
-"""Frozen settings, checked when they are made; an unknown key is met with the nearest valid one."""
+"""Frozen settings, checked when they are made; an unknown key gets the nearest valid name."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ S = TypeVar("S", bound=Settings)
 
 
 def parse_settings(kind: type[S], values: Mapping[str, Any], where: str) -> S:
-    """Make settings from plain values, or say in words which one is wrong and why.
+    """Make settings from plain values, or say which value is wrong and why.
 
     Arguments:
         kind: The class of settings.
         values: Their values by name.
-        where: What they are the settings of, for the error.
+        where: What the settings belong to, for the error message.
     """
     for key in values:
         if key not in kind.model_fields:
@@ -40,4 +40,4 @@ def parse_settings(kind: type[S], values: Mapping[str, Any], where: str) -> S:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or where
-        raise UserError(f"{where}: {key} = {first['input']!r}: {first['msg']}.") from None
+        raise UserError(f"{where}: {key} = {first['input']!r}: {first['msg'].rstrip('.')}.") from None

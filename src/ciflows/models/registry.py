@@ -1,19 +1,48 @@
-"""The list of models, and the door to build one."""
+"""The list of models, and `build_model`, which builds them by name.
+
+`ciflows models` prints the list and `ciflows models NAME` a model's settings.
+
+    over vectors, also with an index after each layer, as cif-NAME
+        maf, nsf, realnvp     masked networks: affine or spline, autoregressive or coupling
+        resflow               residual blocks with a bounded Lipschitz constant
+        naf, unaf, sospf, bpf, gf, cnf    zuko's other flows
+    over vectors
+        mixture               a discrete index over masked autoregressive flows, summed exactly
+        vae                   one indexed layer whose index does not depend on z
+        cif-id-1, -2, -3      the paper's ablation: indices alone
+    over images, also as cif-NAME
+        realnvp-image         couplings at two scales
+        resflow-image         convolutional residual blocks at three scales
+
+A CIF's settings are its flow's and its index's in one class; its builder gets them as `index` too.
+"""
 
 from __future__ import annotations
 
 __all__ = ["MODELS", "Model", "build_model", "get_model"]
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 
+from ciflows.core.flow import Flow
+from ciflows.core.layer import Shape
 from ciflows.errors import UserError, nearest
-from ciflows.flow import Flow
-from ciflows.layers import Shape
-from ciflows.models import autoregressive, identity, images, mixture, resflow, zuko
-from ciflows.models.indices import IndexSettings
+from ciflows.models import (
+    ablation,
+    discrete,
+    maf,
+    nsf,
+    realnvp,
+    realnvp_image,
+    resflow,
+    resflow_image,
+    vae,
+    zuko_flows,
+)
+from ciflows.models.catalogue import SUMMARIES
 from ciflows.settings import Settings, parse_settings
 
 
@@ -22,42 +51,47 @@ class Model(NamedTuple):
 
     Attributes:
         summary: What it is, in one line.
+        build: Makes the flow from (features, context_features, settings), or from (shape, settings) for
+            images; where `indexed`, from one argument more: the settings of the index.
         settings: The class of its settings.
-        build: Makes the layers for (features, context_features, settings), or for (shape, settings) of
-            images.
+        indexed: Whether `settings` hold an index's settings too, which `build` gets.
         takes: What it is a density over.
-        training: Settings of training that suit it better than the general ones.
-        evaluation: Settings of evaluation, likewise.
+        training: Training settings that suit it better than the defaults.
+        evaluation: Evaluation settings that do.
     """
 
     summary: str
-    settings: type[Settings]
     build: Callable[..., Flow]
+    settings: type[Settings]
+    indexed: bool = False
     takes: Literal["vectors", "images"] = "vectors"
     training: Mapping[str, Any] = {}
     evaluation: Mapping[str, Any] = {}
 
 
+def _one(name: str, build: Callable[..., Flow], settings: type[Settings]) -> dict[str, Model]:
+    return {name: Model(SUMMARIES[name], build, settings)}
+
+
 def _pair(
-    name: str,
-    summary: str,
-    build: Callable[..., Flow],
-    settings: type[Settings],
-    indexed: type[Settings] | None = None,
-    index: type[Settings] = IndexSettings,
-    **about: Any,
+    name: str, build: Callable[..., Flow], plain: type[Settings], indexed: type[Settings], **about: Any
 ) -> dict[str, Model]:
-    """A flow, and the same one with an index after each layer (`indexed`: its settings, if others)."""
-    kind = indexed or settings
-    doc = f"{(kind.__doc__ or '').rstrip('.')}, with an index after each layer."
-    both = type(f"CIF{kind.__name__}", (kind, index), {"__doc__": doc, "__module__": __name__})
+    """A flow, and the same flow with an index after each layer."""
+    cif = f"cif-{name}"
     return {
-        name: Model(summary, settings, build, **about),
-        f"cif-{name}": Model(f"{name} with a continuous index after each layer", both, build, **about),
+        name: Model(SUMMARIES[name], build, plain, **about),
+        cif: Model(SUMMARIES[cif], build, indexed, indexed=True, **about),
     }
 
 
-# Of images a step has few, and one draw of each: the paper's ways, in sizes that a CPU can bear.
+def _zuko(
+    transforms: Callable[..., zuko_flows.Transforms], plain: type[Settings], indexed: type[Settings]
+) -> dict[str, Model]:
+    """A flow of zuko's, named as the function that makes its transforms."""
+    return _pair(transforms.__name__, partial(zuko_flows.build, transforms), plain, indexed)
+
+
+# The paper's settings for images, in sizes that suit a CPU.
 _OF_IMAGES: dict[str, Any] = {
     "takes": "images",
     "training": {
@@ -73,110 +107,28 @@ _OF_IMAGES: dict[str, Any] = {
 # Matrices whose spectral norm is bounded train best by steps of that norm (docs/results.md).
 _BOUNDED = {"optimizer": "muon", "learning_rate": 1e-2, "clip": 5.0}
 
+_RESFLOW = resflow.ResFlowSettings, resflow.CIFResFlowSettings
+_REALNVP_IMAGE = realnvp_image.RealNVPImageSettings, realnvp_image.CIFRealNVPImageSettings
+_RESFLOW_IMAGE = resflow_image.ResFlowImageSettings, resflow_image.CIFResFlowImageSettings
+
 MODELS: dict[str, Model] = {
-    **_pair(
-        "resflow",
-        "residual flow: blocks x + g(x) with Lip g < 1; samples by iteration",
-        resflow.build,
-        resflow.ResFlowSettings,
-        training=_BOUNDED,
-    ),
-    **_pair(
-        "maf",
-        "masked autoregressive flow; samples in as many passes as features",
-        autoregressive.build,
-        autoregressive.PlainMAFSettings,
-        autoregressive.MAFSettings,
-    ),
-    **_pair(
-        "nsf",
-        "neural spline flow; samples in as many passes as features, coupling=true in two",
-        autoregressive.build,
-        autoregressive.NSFSettings,
-    ),
-    **_pair(
-        "realnvp",
-        "affine couplings; quick both ways",
-        autoregressive.build,
-        autoregressive.RealNVPSettings,
-    ),
-    "cif-id-1": Model(
-        "the paper's ablation: f the identity, z = x + u",
-        identity.Id1Settings,
-        identity.build_sum,
-    ),
-    "cif-id-2": Model(
-        "the paper's ablation: f the identity, z = x + t(u)",
-        identity.Id2Settings,
-        identity.build_translation,
-    ),
-    "cif-id-3": Model(
-        "the paper's ablation: f the identity, z = e^s(u) (x + t(u))",
-        identity.Id3Settings,
-        identity.build_affine,
-    ),
-    "vae": Model(
-        "variational autoencoder: a CIF of one layer whose index does not depend on z",
-        identity.VAESettings,
-        identity.build_vae,
-    ),
-    "mixture": Model(
-        "mixture of masked autoregressive flows: one layer with a discrete index, summed exactly",
-        mixture.MixtureSettings,
-        mixture.build,
-    ),
-    **_pair(
-        "naf",
-        "neural autoregressive flow; samples by bisection in [-10, 10], at each layer",
-        zuko.build_naf,
-        zuko.NAFSettings,
-    ),
-    **_pair(
-        "unaf",
-        "unconstrained neural autoregressive flow; very slow to sample, in [-10, 10] at each layer",
-        zuko.build_unaf,
-        zuko.NAFSettings,
-    ),
-    **_pair(
-        "sospf",
-        "sums of squared polynomials; samples by bisection in [-10, 10], at each layer",
-        zuko.build_sospf,
-        zuko.SOSPFSettings,
-    ),
-    **_pair(
-        "bpf",
-        "Bernstein polynomials; samples by bisection",
-        zuko.build_bpf,
-        zuko.BPFSettings,
-    ),
-    **_pair(
-        "gf",
-        "Gaussianization flow: by feature, with rotations between; no density far from the data",
-        zuko.build_gf,
-        zuko.GFSettings,
-    ),
-    **_pair(
-        "cnf",
-        "continuous flow: solves a differential equation for each point, slow both ways",
-        zuko.build_cnf,
-        zuko.CNFSettings,
-    ),
-    **_pair(
-        "realnvp-image",
-        "images: ten couplings at two scales; quick both ways",
-        images.build_realnvp,
-        images.RealNVPImageSettings,
-        index=images.ImageIndexSettings,
-        **_OF_IMAGES,
-    ),
-    **_pair(
-        "resflow-image",
-        "images: convolutional residual blocks at three scales; samples by iteration",
-        images.build_resflow,
-        images.ResFlowImageSettings,
-        index=images.ResFlowIndexSettings,
-        **_OF_IMAGES,
-    ),
+    **_pair("resflow", resflow.build, *_RESFLOW, training=_BOUNDED),
+    **_pair("maf", maf.build, maf.PlainMAFSettings, maf.CIFMAFSettings),
+    **_pair("nsf", nsf.build, nsf.NSFSettings, nsf.CIFNSFSettings),
+    **_pair("realnvp", realnvp.build, realnvp.RealNVPSettings, realnvp.CIFRealNVPSettings),
+    **_one("cif-id-1", ablation.build_sum, ablation.Id1Settings),
+    **_one("cif-id-2", ablation.build_translation, ablation.Id2Settings),
+    **_one("cif-id-3", ablation.build_affine, ablation.Id2Settings),
+    **_one("vae", vae.build, vae.VAESettings),
+    **_one("mixture", discrete.build, discrete.MixtureSettings),
+    **_zuko(zuko_flows.naf, zuko_flows.NAFSettings, zuko_flows.CIFNAFSettings),
+    **_zuko(zuko_flows.unaf, zuko_flows.NAFSettings, zuko_flows.CIFNAFSettings),
+    **_zuko(zuko_flows.sospf, zuko_flows.SOSPFSettings, zuko_flows.CIFSOSPFSettings),
+    **_zuko(zuko_flows.bpf, zuko_flows.BPFSettings, zuko_flows.CIFBPFSettings),
+    **_zuko(zuko_flows.gf, zuko_flows.GFSettings, zuko_flows.CIFGFSettings),
+    **_zuko(zuko_flows.cnf, zuko_flows.CNFSettings, zuko_flows.CIFCNFSettings),
+    **_pair("realnvp-image", realnvp_image.build, *_REALNVP_IMAGE, **_OF_IMAGES),
+    **_pair("resflow-image", resflow_image.build, *_RESFLOW_IMAGE, **_OF_IMAGES),
 }
 
 
@@ -216,13 +168,13 @@ def build_model(
     model = get_model(name)
     shape = _point_shape(name, features, shape)
     parsed = parse_settings(model.settings, settings, f"model {name}")
+    if model.takes == "images" and context_features:
+        raise UserError(f"{name} takes no context: it is a density over images alone.")
+    sizes = (shape[0], context_features) if model.takes == "vectors" else (shape,)
+    index = (parsed,) if model.indexed else ()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if model.takes == "vectors":
-            return model.build(shape[0], context_features, parsed)
-        if context_features:
-            raise UserError(f"{name} takes no context: it is a density over images alone.")
-        return model.build(shape, parsed)
+        return model.build(*sizes, parsed, *index)
 
 
 def _point_shape(name: str, features: int | None, shape: Shape | None) -> Shape:

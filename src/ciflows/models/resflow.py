@@ -1,16 +1,17 @@
-"""Residual flows, plain and with a continuous index (supplement, "Residual Flows")."""
+"""Residual flows over vectors (supplement, "Residual Flows")."""
 
 from __future__ import annotations
 
-__all__ = ["ResFlowSettings", "build"]
+__all__ = ["CIFResFlowSettings", "ResFlowSettings", "build"]
 
 from typing import Literal
 
 from pydantic import Field
 
-from ciflows.bijections import Residual, Roulette
-from ciflows.flow import Flow
-from ciflows.models.indices import with_index
+from ciflows.core.flow import Flow
+from ciflows.core.layer import Bijection
+from ciflows.layers import ActNorm, Residual, Roulette
+from ciflows.models.index import IndexSettings, with_index
 from ciflows.networks import LipschitzMLP
 from ciflows.settings import Settings, Sizes
 
@@ -24,17 +25,25 @@ class ResFlowSettings(Settings):
     log_det: Literal["exact", "roulette"] = Field(
         "exact", description="log-determinants in training; evaluation is always exact"
     )
+    act_norm: bool = Field(
+        False, description="scale and shift each feature after each block, which lifts the bound on them"
+    )
 
 
-def build(features: int, context_features: int, settings: ResFlowSettings) -> Flow:
+class CIFResFlowSettings(ResFlowSettings, IndexSettings):
+    """Settings of a residual flow with an index after each block."""
+
+
+def build(
+    features: int, context_features: int, settings: ResFlowSettings, index: IndexSettings | None = None
+) -> Flow:
     """Build the flow: blocks alone, or each followed by an indexed affine map."""
-    blocks = [
-        [
-            Residual(
-                LipschitzMLP(features, settings.hidden, settings.kappa, context_features),
-                training_log_det=Roulette() if settings.log_det == "roulette" else None,
-            )
-        ]
-        for _ in range(settings.layers)
-    ]
-    return Flow(with_index(blocks, features, context_features, settings))
+    blocks = [_block(features, context_features, settings) for _ in range(settings.layers)]
+    return Flow(with_index(blocks, features, context_features, index))
+
+
+def _block(features: int, context_features: int, settings: ResFlowSettings) -> list[Bijection]:
+    """A residual block, and the normalisation after it if there is one."""
+    network = LipschitzMLP(features, settings.hidden, settings.kappa, context_features)
+    block = Residual(network, training_log_det=Roulette() if settings.log_det == "roulette" else None)
+    return [block, ActNorm((features,))] if settings.act_norm else [block]

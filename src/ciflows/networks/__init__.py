@@ -1,6 +1,6 @@
-"""Networks: plain and convolutional, Lipschitz ones for residual blocks, masked ones for splines."""
+"""Networks: MLPs and ResNets, Lipschitz networks for residual blocks, masked networks for splines."""
 
-from ciflows.networks.lipschitz import LipschitzMLP, converge_norms, update_norms
+from ciflows.networks.lipschitz import LipschitzMLP, converge_norms
 from ciflows.networks.lipschitz_conv import LipschitzConvNet
 from ciflows.networks.masked import MaskedMLP, MaskedResidualNet
 from ciflows.networks.mlp import MLP, Perceptron
@@ -16,5 +16,4 @@ __all__ = [
     "ResNet",
     "converge_norms",
     "fold",
-    "update_norms",
 ]

@@ -2,6 +2,10 @@
 
 The norm that bounds a convolution is that of the whole map of images, zero-padding included, not that of
 its weight as a matrix: power iterations apply the convolution and its transpose to an image.
+
+Power iterations approach a norm from below, slowly where singular values cluster, as those of
+convolutions do. After `converge_norms` a norm was found up to 0.1 % too low (0.08 % over seven shapes
+and four kinds of kernels), so a network scales its maps to a bound that is `MARGIN` lower.
 """
 
 from __future__ import annotations
@@ -16,20 +20,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ciflows.layers import Shape
+from ciflows.core.layer import Shape
 from ciflows.networks.lipschitz import (
     LipschitzNetwork,
-    LipSwish,
     Spectral,
     SpectralLinear,
     converge_norms,
+    lipswish,
 )
 
 START_TOLERANCE = 1e-3
+MARGIN = 2e-3
 
 
 class SpectralConv(Spectral):
-    """A convolution (in, H, W) -> (out, H, W), scaled down to norm `bound` where it exceeds it.
+    """A convolution (in, H, W) -> (out, H, W), scaled down to norm `bound` if it exceeds it.
 
     Arguments:
         shape: Shape of one input: (channels, height, width).
@@ -64,7 +69,8 @@ class SpectralConv(Spectral):
 class LipschitzConvNet(LipschitzNetwork):
     """(LipSwish, convolution) repeated, with Lipschitz constant at most `kappa`, on (*, C, H, W).
 
-    Each convolution gets the same share of the constant: norm at most kappa^(1/n) for n of them.
+    Each convolution gets the same share of the constant: norm at most kappa^(1/n) for n of them, with
+    a margin for the error of the norms once `converge_norms` has run.
 
     Arguments:
         shape: Shape of one x: (channels, height, width).
@@ -95,7 +101,7 @@ class LipschitzConvNet(LipschitzNetwork):
                 f"sizes; got {tuple(shape)} and {tuple(kernels)}."
             )
         sizes = [shape[0], *[hidden] * (len(kernels) - 1), shape[0]]
-        bound = kappa ** (1 / len(kernels))
+        bound = kappa ** (1 / len(kernels)) / (1 + MARGIN)
         self.convolutions = nn.ModuleList(
             _convolution((before, *shape[1:]), after, kernel, bound)
             for (before, after), kernel in zip(itertools.pairwise(sizes), kernels, strict=True)
@@ -115,7 +121,7 @@ class LipschitzConvNet(LipschitzNetwork):
         stack = stack.reshape(len(stack), -1, *self.shape)
         for part, beta in zip(self.convolutions, F.softplus(self.beta).unbind(), strict=True):
             assert isinstance(part, Spectral)
-            images = LipSwish.apply(stack, bias, beta).flatten(0, 1)
+            images = lipswish(stack, bias, beta).flatten(0, 1)
             weight = part.scaled_weight()
             weight = weight[..., None, None] if isinstance(part, SpectralLinear) else weight
             images = F.conv2d(images, weight, padding=weight.shape[-1] // 2)
@@ -124,7 +130,7 @@ class LipschitzConvNet(LipschitzNetwork):
 
 
 def _convolution(shape: Shape, out_channels: int, kernel: int, bound: float) -> Spectral:
-    """A 1×1 convolution has the norm of its matrix, and is kept as one."""
+    """A convolution; one of 1×1 has the norm of its matrix, and is kept as a matrix."""
     if kernel == 1:
         return SpectralLinear(shape[0], out_channels, bound)
     return SpectralConv(shape, out_channels, kernel, bound)

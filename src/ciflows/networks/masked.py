@@ -1,4 +1,4 @@
-"""Masked networks: one number of outputs for each feature, which depend on the features before it alone.
+"""Masked networks: the outputs for each feature depend on the features before it alone.
 
 Units carry degrees: the features 1, ..., d in their order, the context 0, hidden units what they may see
 at most. A weight is kept where its input's degree does not exceed its output's, and in the last map, to
@@ -7,24 +7,21 @@ the outputs of a feature, where it is less (Germain et al., 2015).
 
 from __future__ import annotations
 
-__all__ = ["MaskedMLP", "MaskedResidualNet", "masked_weights", "padded_maps"]
+__all__ = ["MaskedLinear", "MaskedMLP", "MaskedResidualNet"]
 
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import torch
 import torch.nn.functional as F
 import zuko
 from torch import Tensor, nn
 
-from ciflows.groups import grouped
-from ciflows.kernels.linear import apart, linear
-from ciflows.layers import check_order, join
+from ciflows.core.hook import replaceable
+from ciflows.core.layer import check_order, join
+from ciflows.core.noise import Noise
 from ciflows.networks.mlp import Perceptron
-from ciflows.noise import Noise
 
 BLOCK_START = 1e-3
-MULTIPLE = 8  # of which sizes are that make for quick products on a GPU
 
 
 class MaskedMLP(Perceptron):
@@ -39,19 +36,7 @@ class MaskedMLP(Perceptron):
             raise ValueError(
                 "MaskedMLP: takes linear maps with ReLU between them, and no residual blocks."
             )
-        super().__init__(*network, activation="relu")
-
-    @property
-    def shared(self) -> list[nn.Linear]:
-        """The maps whose weights `masked_weights` may make."""
-        return self._maps if self.fused else []
-
-    def _weights(self) -> list[Tensor]:
-        weights: list[Tensor | None] = [part.__dict__.get("given") for part in self._maps]
-        return [
-            _masked_weight(part) if weight is None else weight
-            for part, weight in zip(self._maps, weights, strict=True)
-        ]
+        super().__init__(*network)
 
 
 class MaskedResidualNet(nn.Module):
@@ -67,7 +52,7 @@ class MaskedResidualNet(nn.Module):
         blocks: Number of blocks.
         context_features: Size of the context, which all outputs may depend on; 0 for none.
         dropout: Probability with which each hidden unit of a block is dropped in training.
-        order: The features, first to last; 0, 1, ... where None.
+        order: The features, first to last; 0, 1, ... if None.
         activation: The activation a.
 
     Example:
@@ -106,9 +91,9 @@ class MaskedResidualNet(nn.Module):
         inputs = torch.cat([ranks, torch.zeros(context_features, dtype=torch.long)])
         units = _hidden_degrees(features, hidden, context_features)
         outputs = ranks.repeat_interleave(out_per_feature)
-        self.first = _MaskedLinear(units[:, None] >= inputs)
+        self.first = MaskedLinear(units[:, None] >= inputs)
         self.blocks = nn.ModuleList(_Block(units[:, None] >= units, activation) for _ in range(blocks))
-        self.last = _MaskedLinear(outputs[:, None] > units)
+        self.last = MaskedLinear(outputs[:, None] > units)
 
     def draw_masks(self, x: Tensor, context: Tensor | None, noise: Noise) -> Tensor | None:
         """Draw what dropout keeps, one mask a row: (blocks, rows, hidden), or None to keep all.
@@ -120,20 +105,20 @@ class MaskedResidualNet(nn.Module):
             return None
         shapes = [part.shape[:-1] for part in (x, context) if part is not None]
         rows = torch.broadcast_shapes(*shapes)[-1:]
-        numbers = noise.uniform((len(self.blocks), *rows, self.hidden), like=x)
+        # blocks lead the rows here, as draws do elsewhere
+        numbers = noise.from_draw(0).uniform((len(self.blocks), *rows, self.hidden), like=x)
         return (numbers >= self.dropout).to(x.dtype) / (1 - self.dropout)
 
+    @replaceable
     def forward(self, x: Tensor, context: Tensor | None = None, masks: Tensor | None = None) -> Tensor:
         """The outputs (*, features, out_per_feature), with masks from `draw_masks`."""
         h = self.first(join(x, context))
-        if masks is not None:
-            masks = F.pad(masks, (0, h.shape[-1] - self.hidden))
         for index, block in enumerate(self.blocks):
             h = block(h, None if masks is None else masks[index])
         return self.last(h).unflatten(-1, (self.features, self.out_per_feature))
 
 
-class _MaskedLinear(nn.Linear):
+class MaskedLinear(nn.Linear):
     """A linear map (*, in) -> (*, out) of which the mask (out, in) keeps some weights."""
 
     def __init__(self, mask: Tensor) -> None:
@@ -141,10 +126,9 @@ class _MaskedLinear(nn.Linear):
         self.mask: Tensor
         self.register_buffer("mask", mask.clone())  # files refuse tensors that share memory
 
+    @replaceable
     def forward(self, input: Tensor) -> Tensor:
-        given: tuple[Tensor, Tensor] | None = self.__dict__.get("given")
-        weight, bias = (_masked_weight(self), self.bias) if given is None else given
-        return linear(input, weight, bias)
+        return F.linear(input, self.mask * self.weight, self.bias)
 
 
 class _Block(nn.Module):
@@ -153,8 +137,8 @@ class _Block(nn.Module):
     def __init__(self, mask: Tensor, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.activation = activation
-        self.inner = _MaskedLinear(mask)
-        self.outer = _MaskedLinear(mask)
+        self.inner = MaskedLinear(mask)
+        self.outer = MaskedLinear(mask)
         nn.init.uniform_(self.outer.weight, -BLOCK_START, BLOCK_START)
         nn.init.uniform_(self.outer.bias, -BLOCK_START, BLOCK_START)
 
@@ -163,50 +147,10 @@ class _Block(nn.Module):
         return h + self.outer(inside if mask is None else inside * mask)
 
 
-def _masked_weight(linear: nn.Linear) -> Tensor:
-    """What the mask leaves of a weight."""
-    return cast(Tensor, linear.mask) * linear.weight
-
-
-def masked_weights(linears: Sequence[nn.Linear]) -> dict[nn.Module, Tensor]:
-    """What masks leave of the weights of several maps, of all of one shape at once."""
-    masked: dict[nn.Module, Tensor] = {}
-    for some in grouped(linears, lambda linear: linear.weight.shape):
-        masked |= zip(some, _all_masked(some).unbind(), strict=True)
-    return masked
-
-
-def padded_maps(networks: Sequence[MaskedResidualNet]) -> dict[nn.Module, tuple[Tensor, Tensor]]:
-    """Masked weights and biases of networks, of all maps of one shape at once.
-
-    Beside the hidden units stand some that do nothing, so that their number makes for quick products.
-    """
-    maps: list[tuple[_MaskedLinear, int, int]] = []  # how many units are added before and behind each
-    for network in networks:
-        more = -network.hidden % MULTIPLE
-        blocks = cast(Sequence[_Block], network.blocks)
-        inner = [linear for block in blocks for linear in (block.inner, block.outer)]
-        maps += [(network.first, 0, more), *((linear, more, more) for linear in inner)]
-        maps += [(network.last, more, 0)]
-    padded: dict[nn.Module, tuple[Tensor, Tensor]] = {}
-    for alike in grouped(maps, lambda each: (each[0].weight.shape, *each[1:])):
-        linears, (_, before, behind) = [linear for linear, *_ in alike], alike[0]
-        weights = F.pad(_all_masked(linears), (0, before, 0, behind))
-        biases = F.pad(torch.stack([linear.bias for linear in linears]), (0, behind))
-        padded |= zip(linears, apart(weights, biases), strict=True)
-    return padded
-
-
-def _all_masked(linears: Sequence[nn.Linear]) -> Tensor:
-    """What masks leave of the weights of several maps of one shape (maps, out, in)."""
-    masks = torch.stack([linear.get_buffer("mask") for linear in linears])
-    return masks * torch.stack([linear.weight for linear in linears])
-
-
 def _hidden_degrees(features: int, hidden: int, context_features: int) -> Tensor:
-    """Degrees that go round from the least to features - 1, so that each is met about as often.
+    """Degrees in turn from the least to features - 1, each about as often.
 
-    Units of degree 0 see the context alone: without them the first feature would never hear of it.
+    Units of degree 0 see the context alone: without them the first feature could not depend on it.
     """
     least = 0 if context_features or features == 1 else 1
     return least + torch.arange(hidden) % (features - least)

@@ -1,4 +1,4 @@
-"""Convolutional networks of images (*, channels, height, width)."""
+"""Convolutional networks on images (*, channels, height, width)."""
 
 from __future__ import annotations
 
@@ -9,36 +9,34 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from ciflows.networks.batch_norm import BatchNorm2d
+
 
 def fold(network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Apply a network of (rows, C, H, W), which torch's convolutions take, to images (*, C, H, W).
-
-    Importance draws, which stand in front of the rows of a batch, are just more rows.
-    """
+    """Apply a network on (rows, C, H, W), the shape of torch's convolutions, to images (*, C, H, W)."""
     y = network(x.reshape(-1, *x.shape[-3:]))
     return y.reshape(*x.shape[:-3], *y.shape[1:])
 
 
 class ResNet(nn.Module):
-    """The paper's network of couplings and indices: (*, in_channels, H, W) -> (*, out_channels, H, W).
+    """The paper's network for couplings and indices: (*, in_channels, H, W) -> (*, out_channels, H, W).
 
-    A 3×3 convolution, residual blocks of two, batch norm, a 1×1 convolution, and w ⊙ tanh(·) + b with
-    one w and b a channel, so that log-scales are bounded. Batch norm takes a batch's own statistics in
-    training mode alone: in evaluation mode rows do not depend on each other. Where `mixed` is set,
-    training mode computes all but the last line in bfloat16.
+    A 3×3 convolution, residual blocks of two, batch norm, a 1×1 convolution, and w ⊙ tanh(·) + b with w
+    and b for each channel, so that log-scales are bounded. In training mode batch norm uses the batch's
+    statistics; in evaluation mode rows are independent. With `mixed` set, training mode computes all but
+    the last line in bfloat16.
 
-    Ten couplings of such networks, each followed by a batch norm (with parameters in plain flows alone),
-    have exactly as many parameters as in the authors' code: 5,932,116 (8 blocks) and, with indices,
-    5,988,872 for Fashion-MNIST, 5,956,348 and 6,067,016 for CIFAR-10. With 4 blocks plain flows have
-    2,972,756 and 2,996,988, where the paper prints 2.99M and 3.05M: as many as a last convolution of 3×3
-    would make.
+    Ten couplings of such networks, each followed by a batch norm (with parameters in plain flows only),
+    have as many parameters as the authors' code: 5,932,116 (8 blocks) and 5,988,872 with indices for
+    Fashion-MNIST, 5,956,348 and 6,067,016 for CIFAR-10. Plain flows of 4 blocks have 2,972,756 and
+    2,996,988; the paper prints 2.99M and 3.05M, which a last convolution of 3×3 would give.
 
     Arguments:
         in_channels: Channels of the input.
         out_channels: Channels of the output.
         hidden: Channels inside.
         blocks: Number of residual blocks.
-        zero_last: Start with zero as the last weight and bias, so that the output starts at 0.
+        zero_last: Start with the last weight and bias at 0, so that the output is 0.
         activation: The activation after each batch norm.
 
     Example:
@@ -61,7 +59,7 @@ class ResNet(nn.Module):
         self.mixed = False
         self.first = _convolution(in_channels, hidden)
         self.blocks = nn.ModuleList(_Block(hidden, activation) for _ in range(blocks))
-        self.norm = nn.BatchNorm2d(hidden)
+        self.norm = BatchNorm2d(hidden)
         self.last = nn.Conv2d(hidden, out_channels, kernel_size=1)
         self.scale = nn.Parameter(torch.ones(out_channels, 1, 1))
         self.shift = nn.Parameter(torch.zeros(out_channels, 1, 1))
@@ -75,7 +73,7 @@ class ResNet(nn.Module):
     def _rows(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.mixed and self.training):
             h = self.first(x)
-            # on a GPU convolutions are fastest where the channels of a pixel lie side by side
+            # on a GPU convolutions are fastest with the channels of a pixel side by side in memory
             if x.is_cuda:
                 h = h.contiguous(memory_format=torch.channels_last)
             for block in self.blocks:
@@ -90,7 +88,7 @@ class _Block(nn.Module):
     def __init__(self, channels: int, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.activation = activation
-        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(2))
+        self.norms = nn.ModuleList(BatchNorm2d(channels) for _ in range(2))
         self.convolutions = nn.ModuleList(_convolution(channels, channels) for _ in range(2))
 
     def forward(self, h: Tensor) -> Tensor:
@@ -101,5 +99,5 @@ class _Block(nn.Module):
 
 
 def _convolution(in_channels: int, out_channels: int) -> nn.Conv2d:
-    """3×3, to images of the same size; without a bias, which the next batch norm would take out."""
+    """3×3, same size out; without a bias, which the next batch norm would remove."""
     return nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1, bias=False)

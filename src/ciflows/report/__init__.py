@@ -1,6 +1,6 @@
 """Reports: one HTML page, or one picture, for some trained runs."""
 
-from ciflows.report.compare import compare_picture
+from ciflows.report.comparison import compare_picture
 from ciflows.report.grids import DensityGrid, Entry, density_grids, in_plane
 from ciflows.report.html import write_report
 

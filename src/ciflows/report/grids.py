@@ -15,7 +15,6 @@ __all__ = [
     "density_grids",
     "find_window",
     "in_plane",
-    "in_values",
     "on_device",
     "shared_top",
     "true_grid",
@@ -30,10 +29,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ciflows.flow import Flow
+from ciflows.core.flow import Flow
+from ciflows.tables.real import Real
 
 if TYPE_CHECKING:
-    from ciflows.data import Dataset, Synthetic
+    from ciflows.datasets import Dataset, Synthetic
 
 Array = NDArray[np.float64]
 Window = tuple[float, float, float, float]
@@ -84,19 +84,17 @@ class DensityGrid(NamedTuple):
         return float(self.density.mean() * (x_high - x_low) * (y_high - y_low))
 
 
-def density_grid(
-    flow: Flow, window: Window, side: int = GRID_SIDE, seed: int = 0, dataset: Dataset | None = None
-) -> DensityGrid:
-    """A flow's density on a grid, with most of the draws, where it needs any, for cells that hold mass.
+def density_grid(flow: Flow, window: Window, side: int = GRID_SIDE, seed: int = 0) -> DensityGrid:
+    """A flow's density on a grid; if it needs draws, most of them go to cells that hold mass.
 
-    Off the data q(u | x) was never trained and single draws have huge weights: speckle. Which cells get
-    more draws is decided by samples of the model. Deciding by the weights themselves would bias p(x):
-    cells whose draws missed the mass would be left at that. A data set says in what units the window is.
+    Off the data q(u | x) was never trained and single draws have huge weights: speckle. Samples of the
+    model decide which cells get more draws. The weights themselves must not: cells whose draws missed
+    the mass would stay without it, and p(x) would be biased.
     """
-    points = on_device(_in_codes(dataset, grid_points(window, side)), flow)
+    points = on_device(grid_points(window, side), flow)
     if flow.exact:
         return DensityGrid(window, _density(flow, points, 1, seed).reshape(side, side), 1)
-    near = _cells_with_mass(in_values(dataset, flow.sample(PILOTS, seed=seed)), window, side)
+    near = _cells_with_mass(flow.sample(PILOTS, seed=seed).double().cpu(), window, side)
     rest = FEWEST_DRAWS * int((~near).sum())
     samples = int(np.clip((GRID_DRAWS - rest) // max(1, near.sum()), FEWEST_DRAWS, MOST_DRAWS))
     density = np.empty(side * side)
@@ -108,7 +106,7 @@ def density_grid(
 def density_grids(entries: Sequence[Entry], seed: int = 0) -> list[DensityGrid | None]:
     """The grid of each entry, None where its data are not in the plane: for reports and pictures."""
     return [
-        density_grid(entry.flow, find_window(entry.dataset), seed=seed, dataset=entry.dataset)
+        density_grid(entry.flow, find_window(entry.dataset), seed=seed)
         if in_plane(entry.dataset)
         else None
         for entry in entries
@@ -138,7 +136,7 @@ def find_window(dataset: Dataset) -> Window:
     """What a plot of data in the plane should show: nearly all of them, and some room around."""
     if dataset.truth is not None:
         return dataset.truth.window
-    some = in_values(dataset, dataset.train[:100_000])
+    some = dataset.train[:100_000].double()
     ends = torch.quantile(some, torch.tensor([0.002, 0.998], dtype=some.dtype), dim=0)
     room = 0.15 * (ends[1] - ends[0]).clamp(min=1e-6)
     (x_low, y_low), (x_high, y_high) = (ends[0] - room).tolist(), (ends[1] + room).tolist()
@@ -148,32 +146,15 @@ def find_window(dataset: Dataset) -> Window:
 def in_plane(dataset: Dataset) -> bool:
     """Whether points have a place in the plane: two numbers each, given nothing."""
     schema = dataset.schema
-    real = schema is None or all(column.kind == "real" for column in schema.columns)
+    real = schema is None or all(
+        isinstance(column, Real) and not column.atoms for column in schema.columns
+    )
     return dataset.shape == (2,) and real and (schema is None or not schema.given)
 
 
-def in_values(dataset: Dataset | None, x: Tensor) -> Tensor:
-    """Points (rows, 2) in the units of the data, where a flow has codes of a table's columns."""
-    offset, scale = _units(dataset)
-    return x.double().cpu() * scale + offset
-
-
-def _in_codes(dataset: Dataset | None, values: Tensor) -> Tensor:
-    offset, scale = _units(dataset)
-    return (values - offset) / scale
-
-
-def _units(dataset: Dataset | None) -> tuple[Tensor, Tensor]:
-    schema = None if dataset is None else dataset.schema
-    columns = () if schema is None else schema.columns
-    units = [(column.offset, column.scale) for column in columns] or [(0.0, 1.0)] * 2
-    offset, scale = torch.tensor(units, dtype=torch.float64).unbind(1)
-    return offset, scale
-
-
 def on_device(x: Tensor, flow: Flow) -> Tensor:
-    """x where the flow is, in its precision."""
-    return x.to(flow.device, flow.dtype)
+    """x where the flow is, in the type that it takes."""
+    return x.to(flow.device, flow.input_dtype)
 
 
 def shared_top(grids: Iterable[DensityGrid]) -> float:
@@ -186,6 +167,7 @@ def shared_top(grids: Iterable[DensityGrid]) -> float:
     return top if top > 0 else 1.0
 
 
+@torch.no_grad()
 def _density(flow: Flow, points: Tensor, samples: int, seed: int) -> Array:
     return torch.exp(flow.log_prob(points, samples, seed=seed).double()).cpu().numpy()
 

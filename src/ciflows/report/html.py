@@ -1,4 +1,4 @@
-"""The HTML report: one file that needs nothing else, for readers who have not read the paper."""
+"""The HTML report: one file that needs nothing else. The verdict comes first, then the evidence."""
 
 from __future__ import annotations
 
@@ -8,26 +8,41 @@ import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jinja2 import Environment, StrictUndefined, Template
 
+from ciflows import __version__
 from ciflows.errors import UserError
 from ciflows.files import write_text
-from ciflows.report import pictures, tables
-from ciflows.report.grids import FEWEST_DRAWS, DensityGrid, Entry, density_grids, in_plane
-from ciflows.report.images import GRID_IMAGES, image_pictures, reconstructions
-from ciflows.report.own_tables import TableReport, draw_samples, table_report
-from ciflows.report.pictures import MOST_MARGINALS, Picture, Scale
-from ciflows.report.tables import LAYER_POINTS, Details, Table
+from ciflows.report.columns import columns_block, compare_columns, draw_samples, pairs_block
+from ciflows.report.coverage_pages import coverage_block
+from ciflows.report.grids import DensityGrid, Entry, density_grids, in_plane
+from ciflows.report.page import Block
+from ciflows.report.pictures import (
+    density_blocks,
+    draws_picture,
+    images_block,
+    samples_block,
+    training_block,
+)
+from ciflows.report.scores import calibration_block, rows_block, score_rows
+from ciflows.report.summaries import index_block, map_block, results_table, sizes, trust_table
+from ciflows.report.verdict import Verdict, judge
 
 if TYPE_CHECKING:
-    from ciflows.data import Dataset
+    from ciflows.datasets import Dataset
 
 SAMPLES = 2000
+TRUST = (
+    "Some densities have no formula, above all those with an index: we average over m random draws. Too "
+    "few draws make a model look worse than it is, on average, never better. A model that is not listed "
+    "is exact."
+)
+
+EXACT = "Yes: it is exact. Only the choice of test rows adds an error."
 
 
 class Section(NamedTuple):
@@ -35,27 +50,8 @@ class Section(NamedTuple):
 
     dataset: Dataset
     sizes: str
-    lead: str
-    headline: Table
-    exact: bool
-    known_support: bool
-    densities: list[Picture]
-    densities_scale: Scale | None
-    log_densities: list[Picture]
-    log_scale: Scale | None
-    grid_draws: int
-    fewest_draws: int
-    samples: list[Picture]
-    images: list[Picture]
-    reconstructions: Table
-    marginals: list[Picture]
-    table: TableReport | None
-    left_out: int
-    training: list[Picture]
-    draws: list[Picture]
-    layer_points: int
-    constants: Table
-    layers: list[Details]
+    verdict: Verdict
+    blocks: list[Block]
 
 
 def write_report(
@@ -64,74 +60,67 @@ def write_report(
     title: str,
     seed: int = 0,
     grids: Sequence[DensityGrid | None] | None = None,
-) -> None:
-    """Write a report on some trained runs, as one HTML file.
+) -> list[str]:
+    """Write a report on some trained runs, as one HTML file; return its verdict on each data set.
 
     Arguments:
         path: The file to write.
         entries: The runs; those on the same data are set side by side.
         title: Its heading.
         seed: Seed of all draws that pictures and diagnostics need.
-        grids: What `density_grids` gave for these entries, where it has been called already.
+        grids: What `density_grids` gave for these entries, if it has been called already.
     """
     if not entries:
         raise UserError("A report needs at least one run.")
     with _evaluating(entries):
-        pairs = list(zip(entries, grids or density_grids(entries, seed), strict=True))
         groups: dict[str, list[tuple[Entry, DensityGrid | None]]] = {}
-        for entry, grid in pairs:
+        for entry, grid in zip(entries, grids or density_grids(entries, seed), strict=True):
             groups.setdefault(entry.dataset.fingerprint, []).append((entry, grid))
         sections = [_section(group, seed) for group in groups.values()]
-    page = _template().render(
-        title=title,
-        sections=sections,
-        entries=entries,
-        estimated=any(entry.metrics.get("log_det") for entry in entries),
-        environment=_environment(),
-        seed=seed,
-    )
+    facts = {
+        "ciflows": __version__,
+        "PyTorch": torch.__version__,
+        "Python": platform.python_version(),
+        "machine": platform.platform(),
+        "seed of the draws": str(seed),
+    }
+    page = _template().render(title=title, sections=sections, entries=entries, facts=facts)
     write_text(Path(path), page)
+    named = [(Path(section.dataset.name).stem, section.verdict.headline) for section in sections]
+    return [f"{name}: {headline}" for name, headline in named if headline]
 
 
 def _section(group: Sequence[tuple[Entry, DensityGrid | None]], seed: int) -> Section:
     entries = [entry for entry, _ in group]
-    grids = [grid for _, grid in group if grid is not None]
     dataset = entries[0].dataset
-    samples = GRID_IMAGES if dataset.images else SAMPLES
-    drawn = [draw_samples(entry, samples, seed) for entry in entries]
-    table = None if dataset.schema is None else table_report(entries, drawn, seed)
-    plane = in_plane(dataset)
-    maps, scale = pictures.densities(entries, grids, log=False) if plane else ([], None)
-    log_maps, log_scale = pictures.densities(entries, grids, log=True) if plane else ([], None)
-    constants, layers = tables.diagnose(entries, seed)
-    return Section(
-        dataset=dataset,
-        sizes=tables.sizes(dataset),
-        lead=tables.lead(entries),
-        headline=tables.headline(entries),
-        exact=all(entry.flow.exact for entry in entries),
-        known_support=dataset.truth is not None and dataset.truth.contains is not None,
-        densities=maps,
-        densities_scale=scale,
-        log_densities=log_maps,
-        log_scale=log_scale,
-        grid_draws=max([grid.samples for grid in grids], default=1),
-        fewest_draws=FEWEST_DRAWS,
-        samples=pictures.samples(entries, drawn) if plane else [],
-        images=image_pictures(entries, drawn) if dataset.images else [],
-        reconstructions=reconstructions(entries, seed) if dataset.images else Table((), []),
-        marginals=[] if plane or dataset.images or table else pictures.marginals(entries, drawn),
-        table=table,
-        left_out=max(0, dataset.train[0].numel() - MOST_MARGINALS),
-        training=pictures.training(entries),
-        draws=pictures.draws(entries, seed),
-        layer_points=min(LAYER_POINTS, len(dataset.test)),
-        constants=constants,
-        layers=layers,
-    )
-
-
-# -- inside ------------------------------------------------------------------------------------------
+    if dataset.images:
+        verdict, blocks = judge(entries, None, []), [images_block(entries, seed)]
+    else:
+        columns = compare_columns(entries, seed)
+        scores = [score_rows(entry, seed) for entry in entries]
+        verdict, blocks = judge(entries, columns, scores), [calibration_block(entries, scores)]
+        if dataset.schema is not None:
+            blocks += [coverage_block(entries, seed)]
+        if in_plane(dataset):
+            drawn = [draw_samples(entry, SAMPLES, None, seed) for entry in entries]
+            blocks += density_blocks(entries, [grid for _, grid in group if grid is not None])
+            blocks += [samples_block(entries, drawn)]
+        if dataset.truth is None:
+            blocks += [columns_block(columns), pairs_block(columns), rows_block(entries, scores)]
+    words = EXACT if all(entry.flow.exact for entry in entries) else TRUST
+    trust = Block("Can you trust the log-likelihood?", words, draws_picture(entries, seed))
+    if words == TRUST:
+        trust = trust._replace(tables=[trust_table(entries)])
+    blocks = [
+        Block("Results", tables=[results_table(entries)]),
+        *blocks,
+        index_block(entries),
+        trust,
+        training_block(entries),
+        map_block(entries, seed),
+        verdict.next_block(),
+    ]
+    return Section(dataset, sizes(dataset), verdict, [block for block in blocks if block.filled])
 
 
 @contextmanager
@@ -153,16 +142,3 @@ def _template() -> Template:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.from_string(text)
-
-
-def _environment() -> list[tuple[str, str]]:
-    try:
-        own = version("ciflows")
-    except PackageNotFoundError:
-        own = "not installed"
-    return [
-        ("ciflows", own),
-        ("PyTorch", torch.__version__),
-        ("Python", platform.python_version()),
-        ("machine", platform.platform()),
-    ]

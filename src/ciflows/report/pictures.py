@@ -1,150 +1,136 @@
-"""The report's pictures with their words, drawn for both themes; and the colour scales beside them."""
+"""Blocks of pictures: densities and samples in the plane, images, training, and the number of draws."""
 
 from __future__ import annotations
 
-__all__ = ["Picture", "Scale", "densities", "draws", "make_picture", "marginals", "samples", "training"]
+__all__ = ["density_blocks", "draws_picture", "images_block", "samples_block", "training_block"]
 
-import base64
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import matplotlib
-from matplotlib.axes import Axes
+import torch
 from matplotlib.colors import to_hex
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from ciflows.bijections import Residual, Series
-from ciflows.data.tables import own_names
+from ciflows.core.flow import Flow
 from ciflows.diagnostics import draws_curve
 from ciflows.files import parse_toml
-from ciflows.report.grids import DensityGrid, Entry, find_window, in_values, shared_top, true_grid
+from ciflows.layers import Residual, Series
+from ciflows.layers.dequantise import Dequantise
+from ciflows.pixels import image_grid, png
+from ciflows.report.grids import FEWEST_DRAWS, DensityGrid, Entry, find_window, shared_top, true_grid
+from ciflows.report.page import Block, Picture, Scale, make_picture, png_address, set_number
 from ciflows.report.plots import (
     CHART,
     COLOURS,
-    DARK,
-    LIGHT,
     LOG_DECADES,
     PANEL,
-    Draw,
-    Theme,
     draw_density,
     draw_draws,
     draw_history,
-    draw_marginal,
-    draw_panel,
     draw_samples,
 )
-from ciflows.report.tables import set_number
 
 CURVE_POINTS = 250
 CURVE_COUNTS = (1, 2, 5, 10, 20, 50, 100)
 IMAGE_CURVE_POINTS, IMAGE_CURVE_COUNTS = 10, CURVE_COUNTS[:5]
-MOST_MARGINALS = 12
+GRID_IMAGES, IMAGE_WIDTH = 36, 300
 
 
-class Picture(NamedTuple):
-    """A panel in both themes, as data addresses; sizes in CSS pixels."""
-
-    light: str
-    dark: str
-    alt: str
-    caption: str
-    note: str
-    width: int
-    height: int
-
-
-class Scale(NamedTuple):
-    """A colour scale for a row of panels, drawn by the page itself.
-
-    Attributes:
-        label: What it measures.
-        colours: Evenly spaced colours from its lower to its upper end.
-        ticks: Where on it, in per cent, stands which number.
-    """
-
-    label: str
-    colours: list[str]
-    ticks: list[tuple[float, str]]
-
-
-def densities(
-    entries: Sequence[Entry], grids: Sequence[DensityGrid], log: bool
-) -> tuple[list[Picture], Scale]:
-    """The true density, where it is known, and each model's, on one scale; and the scale."""
+def density_blocks(entries: Sequence[Entry], grids: Sequence[DensityGrid]) -> list[Block]:
+    """The true density, if it is known, and each model's, on a plain and on a logarithmic scale."""
     dataset = entries[0].dataset
     truth = None if dataset.truth is None else true_grid(dataset.truth)
-    top = shared_top(grids if truth is None else [truth, *grids])
-    dots = None if log else in_values(dataset, dataset.test)
-    kind = "log density" if log else "density"
-    named = [(entry.name, grid, _mass(grid)) for entry, grid in zip(entries, grids, strict=True)]
-    if truth is not None:
-        named.insert(0, ("truth", truth, _mass(truth)))
-    pictures = [
-        make_picture(
-            _plain(partial(draw_density, grid=grid, top=top, log=log, dots=dots)),
-            PANEL,
-            f"Heat map of the {kind}: {name}",
-            name,
-            "" if log else note,
+    named = [] if truth is None else [("truth", truth)]
+    named += [(entry.name, grid) for entry, grid in zip(entries, grids, strict=True)]
+    top, draws = shared_top(grid for _, grid in named), max(grid.samples for grid in grids)
+    x, y = dataset.columns
+    plain = f"Brighter is denser. {x} runs to the right, {y} upward; black dots are test points."
+    log = "On a logarithmic scale you see thin mass between and around the data."
+    if draws > 1:
+        plain += (
+            f" If a model is not exact, a cell averages {draws} draws near the model's samples and "
+            f"{FEWEST_DRAWS} elsewhere."
         )
-        for name, grid, note in named
+        log += (
+            " Far from the data, single bright cells stand for a thin haze: few draws find the little "
+            "mass there. Samples show it without that noise."
+        )
+    dots = dataset.test.double().cpu()
+    return [
+        Block("Densities", plain, _maps(named, top, False, dots), _scale(top, False)),
+        Block("Log-densities", log, _maps(named, top, True, None), _scale(top, True)),
     ]
-    return pictures, _scale(top, log)
 
 
-def samples(entries: Sequence[Entry], drawn: Sequence[Tensor]) -> list[Picture]:
+def _maps(
+    named: Sequence[tuple[str, DensityGrid]], top: float, log: bool, dots: Tensor | None
+) -> list[Picture]:
+    kind = "log density" if log else "density"
+    pictures = []
+    for name, grid in named:
+        draw = partial(draw_density, grid=grid, top=top, log=log, dots=dots)
+        note = "" if log else f"mass in the window: {set_number(grid.mass, '{:.3f}')}"
+        pictures.append(make_picture(draw, PANEL, f"Heat map of the {kind}: {name}", name, note))
+    return pictures
+
+
+def samples_block(entries: Sequence[Entry], drawn: Sequence[Tensor]) -> Block:
     """The data and each model's samples (n, 2), with those outside the support counted."""
     dataset = entries[0].dataset
     contains = None if dataset.truth is None else dataset.truth.contains
-    window = find_window(dataset)
-    pictures = []
     names = ["data", *(entry.name for entry in entries)]
-    for name, codes in zip(names, [dataset.test[: len(drawn[0])], *drawn], strict=True):
-        points = in_values(dataset, codes)
-        inside = None if contains is None else contains(points)
-        out = None if inside is None else int((~inside).sum())
-        note = f"{len(points):,} points" if out is None else f"{out:,} of {len(points):,} outside"
-        draw = partial(draw_samples, points=points, inside=inside, window=window)
-        pictures.append(make_picture(draw, PANEL, f"Scatter plot of {name}: {note}", name, note))
-    return pictures
-
-
-def marginals(entries: Sequence[Entry], drawn: Sequence[Tensor]) -> list[Picture]:
-    """Histograms of the first features."""
-    dataset = entries[0].dataset
-    data, models = dataset.test.flatten(1), [points.flatten(1) for points in drawn]
-    columns = [*dataset.columns, *own_names(data.shape[1])][: data.shape[1]]
     pictures = []
-    for index, column in enumerate(columns[:MOST_MARGINALS]):
-        of_column = [(e.name, x[:, index]) for e, x in zip(entries, models, strict=True)]
-        draw = partial(draw_marginal, column=column, data=data[:, index], samples=of_column)
-        pictures.append(make_picture(draw, PANEL, f"Histograms of {column}, data and samples"))
-    return pictures
+    for name, codes in zip(names, [dataset.test[: len(drawn[0])], *drawn], strict=True):
+        points = codes.double().cpu()
+        inside = None if contains is None else contains(points)
+        note = f"{len(points):,} points"
+        note = note if inside is None else f"{int((~inside).sum()):,} of {note} leaked"
+        draw = partial(draw_samples, points=points, inside=inside, window=find_window(dataset))
+        pictures.append(make_picture(draw, PANEL, f"Scatter plot of {name}: {note}", name, note))
+    leak = "" if contains is None else " Orange points lie outside the support of the data: leaked mass."
+    return Block("Samples", f"Points that each model draws, beside data.{leak}", pictures)
 
 
-def training(entries: Sequence[Entry]) -> list[Picture]:
+def images_block(entries: Sequence[Entry], seed: int) -> Block:
+    """Test images and each model's samples, as grids."""
+    named = [("data", entries[0].dataset.test[:GRID_IMAGES], "test images")]
+    named += [(e.name, e.flow.sample(GRID_IMAGES, seed=seed).cpu(), "samples") for e in entries]
+    levels = _levels(entries[0].flow)
+    pictures = []
+    for name, images, what in named:
+        grid = image_grid(torch.nan_to_num(images.float()), levels)
+        address, note = png_address(png(grid)), f"{len(images)} {what}"
+        height = round(IMAGE_WIDTH * grid.shape[1] / grid.shape[2])
+        alt = f"Grid of {note}: {name}"
+        pictures.append(Picture(address, address, alt, name, note, IMAGE_WIDTH, height))
+    words = "Images that each model draws, beside test images. Values are clipped to those of a pixel."
+    return Block("Samples", words, pictures)
+
+
+def training_block(entries: Sequence[Entry]) -> Block:
     """Training loss and validation log-likelihood against the step."""
     limit = entries[0].metrics.get("limit")
-    loss = partial(draw_history, entries=entries, key="loss")
-    validation = partial(draw_history, entries=entries, key="validation", limit=limit)
+    curves = {
+        "loss": ("Training loss", _loss_words(entries), None),
+        "validation": (
+            "Validation log-likelihood",
+            "Validation log-likelihood: higher is better. The best weights are kept.",
+            limit,
+        ),
+    }
     pictures = []
-    if any(row.get("loss") is not None for entry in entries for row in entry.history):
-        pictures.append(
-            make_picture(loss, CHART, "Training loss against the step", _loss_words(entries))
-        )
-    if any(row.get("validation") is not None for entry in entries for row in entry.history):
-        caption = "Validation log-likelihood: higher is better. The best weights are kept."
-        alt = "Validation log-likelihood against the step"
-        pictures.append(make_picture(validation, CHART, alt, caption))
-    return pictures
+    for key, (alt, caption, line) in curves.items():
+        if any(row.get(key) is not None for entry in entries for row in entry.history):
+            draw = partial(draw_history, entries=entries, key=key, limit=line)
+            pictures.append(make_picture(draw, CHART, f"{alt} against the step", "", caption))
+    return Block("Training", pictures=pictures)
 
 
-def draws(entries: Sequence[Entry], seed: int) -> list[Picture]:
-    """log_prob against m; nothing to see where every model is exact, and too dear for power series."""
+def draws_picture(entries: Sequence[Entry], seed: int) -> list[Picture]:
+    """log p against m; none if every model is exact, or if power series make it too slow."""
     if all(entry.flow.exact for entry in entries) or any(_has_series(entry) for entry in entries):
         return []
     images = entries[0].dataset.images
@@ -153,11 +139,15 @@ def draws(entries: Sequence[Entry], seed: int) -> list[Picture]:
     curves = [
         draws_curve(e.flow, rows.x, counts, rows.context, seed)
         for e in entries
-        for rows in [e.dataset.rows("test")[:points].to(e.flow.device, e.flow.dtype)]
+        for rows in [e.dataset.rows("test")[:points].on(e.flow)]
     ]
     draw = partial(draw_draws, names=[entry.name for entry in entries], curves=curves)
-    caption = f"Log-likelihood of the first {points} test points against the number of draws m."
-    return [make_picture(draw, CHART, "Log-likelihood against the number of draws", caption)]
+    caption = (
+        f"Log-likelihood of {points} test points against the number of draws m. Bars: two Monte-Carlo "
+        "standard errors; band: one standard error over points. Once the curve is level, more draws "
+        "change nothing."
+    )
+    return [make_picture(draw, CHART, "Log-likelihood against the number of draws", "", caption)]
 
 
 # -- inside ------------------------------------------------------------------------------------------
@@ -168,8 +158,8 @@ def _has_series(entry: Entry) -> bool:
     return any(isinstance(block.log_det, Series) for block in blocks)
 
 
-def _mass(grid: DensityGrid) -> str:
-    return f"mass in the window: {set_number(grid.mass, '{:.3f}')}"
+def _levels(flow: Flow) -> int:
+    return next((layer.levels for layer in flow.layers if isinstance(layer, Dequantise)), 256)
 
 
 def _scale(top: float, log: bool) -> Scale:
@@ -179,12 +169,11 @@ def _scale(top: float, log: bool) -> Scale:
         first = math.log10(top) - LOG_DECADES
         powers = range(math.ceil(first), math.ceil(first) + LOG_DECADES)
         places = [(100 * (power - first) / LOG_DECADES, 10.0**power) for power in powers]
-        label = f"density on a log scale; the darkest colour stands for all below {_short(10**first)}, "
-        label += f"the brightest for all above {_short(top)}"
+        label = f"density, log scale; darkest: below {_short(10**first)}, brightest: above {_short(top)}"
     else:
         values = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(0, top)
         places = [(100 * value / top, value) for value in values if 0 <= value <= top]
-        label = f"density; the brightest colour stands for all above {_short(top)}"
+        label = f"density; brightest: above {_short(top)}"
     return Scale(label, colours, [(round(float(place), 2), _short(value)) for place, value in places])
 
 
@@ -193,13 +182,13 @@ def _short(value: float) -> str:
 
 
 def _loss_words(entries: Sequence[Entry]) -> str:
-    """What the loss is: not the same thing for a plain flow and for one with an index."""
+    """What the loss is: not the same for a plain flow and for one with an index."""
     kinds = [_objective(entry) for entry in entries]
-    words = "Training loss, lower is better: the negative of "
+    words = "Training loss, lower is better: minus "
     if len(set(kinds)) == 1:
         return f"{words}{kinds[0]}."
     named = "; ".join(f"{kind} for {entry.name}" for kind, entry in zip(kinds, entries, strict=True))
-    return f"{words}{named}. Different quantities: compare models by their validation, not here."
+    return f"{words}{named}. These differ: compare models by their validation instead."
 
 
 def _objective(entry: Entry) -> str:
@@ -211,23 +200,3 @@ def _objective(entry: Entry) -> str:
     if "draws" not in settings:
         return "a lower bound from a few draws"
     return f"a lower bound from {settings['draws']} draws ({settings.get('objective')})"
-
-
-def _plain(draw: Callable[[Axes], None]) -> Draw:
-    """A panel that looks the same in every theme but for its frame."""
-
-    def themed(axes: Axes, theme: Theme) -> None:
-        draw(axes)
-
-    return themed
-
-
-def make_picture(
-    draw: Draw, size: tuple[float, float], alt: str, caption: str = "", note: str = ""
-) -> Picture:
-    """A panel of a size in inches, drawn in both themes."""
-    light, dark = (
-        "data:image/png;base64," + base64.b64encode(draw_panel(draw, theme, size)).decode()
-        for theme in (LIGHT, DARK)
-    )
-    return Picture(light, dark, alt, caption, note, int(100 * size[0]), int(100 * size[1]))

@@ -16,9 +16,6 @@ __all__ = [
     "draw_density",
     "draw_draws",
     "draw_history",
-    "draw_levels",
-    "draw_marginal",
-    "draw_pair",
     "draw_panel",
     "draw_samples",
     "draw_scores",
@@ -107,11 +104,16 @@ def draw_panel(draw: Draw, theme: Theme, size: tuple[float, float]) -> bytes:
 
 
 def draw_density(
-    axes: Axes, grid: DensityGrid, top: float, log: bool = False, dots: Tensor | None = None
+    axes: Axes,
+    theme: Theme,
+    grid: DensityGrid,
+    top: float,
+    log: bool = False,
+    dots: Tensor | None = None,
 ) -> None:
-    """A heat map, with data laid over it as in Figure 1."""
+    """A heat map, with data laid over it as in Figure 1; it looks the same in both themes."""
     norm = colour_norm(top, log)
-    # A density of 0 has no logarithm, and would be left blank: it takes the lowest colour.
+    # A density of 0 has no logarithm: it takes the lowest colour.
     axes.imshow(
         np.maximum(grid.density, norm.vmin or 0.0),
         origin="lower",
@@ -134,7 +136,7 @@ def draw_samples(
     window: Window,
     size: float = 2.0,
 ) -> None:
-    """Points (n, 2), those outside the support, where one is known, in a colour of their own."""
+    """Points (n, 2); those outside the support, if it is known, in another colour."""
     x = points.double().cpu().numpy()
     kept = np.ones(len(x), dtype=bool) if inside is None else inside.cpu().numpy()
     within, out = x[kept], x[~kept]
@@ -157,7 +159,7 @@ def draw_history(
     if limit is not None:
         axes.axhline(limit, color=theme.text, lw=1, ls=(0, (4, 3)), label="limit")
     axes.set_xlabel("step" if first == 0 else f"step, from {first:,.0f} on")
-    _chart(axes, theme)
+    finish_chart(axes, theme)
 
 
 def first_shown(curves: Sequence[tuple[Array, Array]], part: float = 0.05, most: float = 6.0) -> float:
@@ -198,70 +200,7 @@ def draw_draws(
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel("draws m")
-    _chart(axes, theme)
-
-
-def draw_marginal(
-    axes: Axes, theme: Theme, column: str, data: Tensor, samples: Sequence[tuple[str, Tensor]]
-) -> None:
-    """Histograms of one feature: the data filled, each model's samples as a line."""
-    values = data.double().cpu().numpy()
-    low, high = np.quantile(values, [0.002, 0.998])
-    room = 0.08 * max(high - low, 1e-9)
-    edges = np.linspace(low - room, high + room, 49)
-    axes.stairs(_bars(values, edges), edges, fill=True, color=theme.data, alpha=0.45, label="data")
-    for index, (name, drawn) in enumerate(samples):
-        bars = _bars(drawn.double().cpu().numpy(), edges)
-        axes.stairs(bars, edges, color=theme.of_model(index), lw=1.3, label=name)
-    axes.set_xlabel(_short(column))
-    axes.set_xlim(edges[0], edges[-1])
-    _chart(axes, theme)
-    axes.set_yticks([])
-
-
-def draw_levels(
-    axes: Axes,
-    theme: Theme,
-    column: str,
-    data: Array,
-    samples: Sequence[tuple[str, Array]],
-    words: Sequence[str],
-) -> None:
-    """Shares of each level of a discrete column: the data as bars, each model's samples as marks."""
-    levels = np.unique(np.concatenate([data, *(drawn for _, drawn in samples)]))
-
-    def shares(values: Array) -> Array:
-        return np.array([(values == level).mean() for level in levels])
-
-    axes.bar(levels, shares(data), 0.8, color=theme.data, alpha=0.45, label="data")
-    for index, (name, drawn) in enumerate(samples):
-        axes.plot(levels, shares(drawn), "_", ms=12, mew=2, color=theme.of_model(index), label=name)
-    if words and len(words) <= 8:
-        axes.set_xticks(range(len(words)), [word[:10] for word in words])
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.set_xlabel(_short(column))
-    _chart(axes, theme)
-
-
-def draw_pair(
-    axes: Axes,
-    theme: Theme,
-    points: Array,
-    names: tuple[str, str],
-    levels: Sequence[Sequence[str]],
-    window: Array,
-) -> None:
-    """Two columns against each other; the levels of one that has few are written out."""
-    axes.scatter(points[:, 0], points[:, 1], s=2, color=theme.data, linewidths=0, alpha=0.6)
-    axes.set_xlim(*window[0])
-    axes.set_ylim(*window[1])
-    axes.set_xlabel(_short(names[0]))
-    axes.set_ylabel(_short(names[1]))
-    for axis, words in zip((axes.xaxis, axes.yaxis), levels, strict=True):
-        axis.set_major_locator(MaxNLocator(4))
-        if 0 < len(words) <= 8:
-            axis.set_ticks(range(len(words)), [word[:10] for word in words])
+    finish_chart(axes, theme)
 
 
 def draw_scores(axes: Axes, theme: Theme, held_out: Array, drawn: Array) -> None:
@@ -274,8 +213,9 @@ def draw_scores(axes: Axes, theme: Theme, held_out: Array, drawn: Array) -> None
         axes.step(finite, np.arange(1, len(finite) + 1) / len(values), color=colour, label=label)
     low = np.quantile(np.concatenate([held_out, drawn]), 0.005)
     axes.set_xlim(left=float(low) if np.isfinite(low) else None)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_xlabel("log p(x)")
-    _chart(axes, theme)
+    finish_chart(axes, theme)
 
 
 # -- shared ------------------------------------------------------------------------------------------
@@ -314,7 +254,13 @@ def colour_norm(top: float, log: bool) -> Normalize:
     return LogNorm(top * 10.0**-LOG_DECADES, top) if log else Normalize(0, top)
 
 
-# -- inside ------------------------------------------------------------------------------------------
+def finish_chart(axes: Axes, theme: Theme, legend: bool = True) -> None:
+    """Add lines of a grid and a legend; take off the frame above and on the right."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color=theme.faint, lw=0.6)
+    axes.set_axisbelow(True)
+    if legend:
+        axes.legend()
 
 
 def _frame(axes: Axes, window: Window) -> None:
@@ -327,19 +273,3 @@ def _frame(axes: Axes, window: Window) -> None:
         axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     for spine in axes.spines.values():
         spine.set_linewidth(0.5)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 32 else name[:31] + "…"
-
-
-def _chart(axes: Axes, theme: Theme) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color=theme.faint, lw=0.6)
-    axes.set_axisbelow(True)
-    axes.legend()
-
-
-def _bars(values: Array, edges: Array) -> Array:
-    counts = np.histogram(values, edges)[0]
-    return np.asarray(counts / (len(values) * np.diff(edges)), dtype=np.float64)

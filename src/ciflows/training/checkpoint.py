@@ -1,4 +1,4 @@
-"""Checkpoints: all that training needs to go on, in safetensors files that are whole or not there."""
+"""Checkpoints: the state of training in safetensors files, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ KEPT = 2
 
 
 class DamagedError(UserError):
-    """A file that can be read, but does not hold what was written."""
+    """A file whose content is not what was written."""
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Write tensors with plain facts about them, and a checksum of both."""
+    """Write tensors, facts about them as JSON, and a checksum of both."""
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(dict(facts), sort_keys=True)
-    # one entry, since the order of several is not fixed: equal content makes equal files
+    # one entry, since the order of several is not fixed: equal content must give equal files
     note = json.dumps({"facts": text, "sha256": _checksum(ready, text)})
     write_bytes(path, save(ready, {"ciflows": note}))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `save_tensors` wrote; `DamagedError` where the file holds something else."""
+    """Read what `save_tensors` wrote; raise `DamagedError` if the file holds something else."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -60,8 +60,8 @@ class Checkpoints:
     """The newest checkpoints of a run, in a folder.
 
     Arguments:
-        folder: Where they are.
-        say: Called with a sentence where a damaged one is passed over.
+        folder: Their folder.
+        say: Called with a message if a damaged one is skipped.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], None] = print) -> None:
@@ -69,21 +69,21 @@ class Checkpoints:
         self.say = say
 
     def save(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Write one, then remove those older than the newest few."""
+        """Write a checkpoint, then remove all but the newest few."""
         self.folder.mkdir(parents=True, exist_ok=True)
         save_tensors(self.folder / f"step-{step:09d}.safetensors", tensors, facts)
         for path in [*self._paths()[:-KEPT], *self.folder.glob(".*.tmp")]:
             path.unlink()
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The newest checkpoint that is sound, None where none is; damaged ones are removed."""
+        """The newest intact checkpoint, or None; damaged ones are removed."""
         paths = self._paths()
         while paths:
             try:
                 return load_tensors(paths[-1])
             except DamagedError as error:
                 paths.pop().unlink()
-                then = f"Falling back to {paths[-1].name}." if paths else "Training starts anew."
+                then = f"Falling back to {paths[-1].name}." if paths else "Training starts over."
                 self.say(f"{error} {then}")
         return None
 

@@ -1,8 +1,9 @@
-"""The training loop: readable in one sitting, the same on a CPU and on a GPU.
+"""The training loop, the same on a CPU and on a GPU.
 
-Training goes in rounds of a few steps. After each round the losses are looked at once (on a GPU that is
-the only time it waits), and the state is either kept in memory as good or, where a loss was not finite,
-put back to the last good one with half the step size. Validation and checkpoints fall between rounds.
+Training proceeds in rounds of at most 50 steps. After a round the mean loss is read (on a GPU this is
+the only synchronisation). If it is finite, the state is copied in memory as the last good one. If not,
+the last good state is restored and the learning rate halved. Validation and checkpoints come between
+rounds.
 """
 
 from __future__ import annotations
@@ -11,31 +12,33 @@ __all__ = ["Outcome", "fit_flow", "validation_score"]
 
 import math
 import time
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ciflows.errors import UserError
-from ciflows.flow import Flow
-from ciflows.groups import grouped
-from ciflows.kernels.ahead import compiled_ahead
+from ciflows.core.flow import Flow
+from ciflows.core.groups import grouped
+from ciflows.core.noise import Noise, ShareNoise
+from ciflows.core.rows import Rows
+from ciflows.diagnostics.index_use import index_activity
+from ciflows.errors import LostProcessError, UserError
 from ciflows.networks import converge_norms
-from ciflows.noise import Noise
-from ciflows.rows import Rows
 from ciflows.training.monitor import Monitor
-from ciflows.training.settings import TrainingSettings
-from ciflows.training.step import make_step
+from ciflows.training.processes import ALONE, Processes, uninterrupted
+from ciflows.training.settings import TrainingSettings, suited_to_rows
+from ciflows.training.step import Step, make_step
 
 if TYPE_CHECKING:
     from ciflows.training.checkpoint import Checkpoints
 
 ROUND = 50
 MOST_ROLLBACKS = 6
+MOST_OF_GPU = 0.5  # of its free memory, for training rows
 VALIDATION_SEED = 1
-COMPILED_FOR = 2**16  # validation points whose kernels are compiled ahead: more have the same
+INDEX_POINTS = 200  # at which the use of an index is followed
 
 
 class Outcome(NamedTuple):
@@ -43,11 +46,11 @@ class Outcome(NamedTuple):
 
     Attributes:
         steps: Steps taken.
-        seconds: Time taken, over all resumptions.
-        validation: The validation log-likelihood that the flow's weights now have, the best one or the
-            last; -inf where training never got as far as one.
-        rollbacks: How often the loss was not finite and the state was put back.
-        early: Why it ended before all steps were taken; None where it did not.
+        seconds: Training time, over all resumptions.
+        validation: Validation log-likelihood of the final weights, the best or the last; -inf if there
+            was no finite one.
+        rollbacks: How often the loss was not finite and a good state was restored.
+        early: Why training stopped before its last step; None if it did not.
     """
 
     steps: int
@@ -59,7 +62,7 @@ class Outcome(NamedTuple):
 
 @dataclass
 class _Progress:
-    """The plain numbers of a training run's state."""
+    """The numbers in the state of training."""
 
     step: int = 0
     seconds: float = 0.0
@@ -71,7 +74,7 @@ class _Progress:
 
 
 class _State(NamedTuple):
-    """A moment of training, whole: going on from it is as if nothing had come between."""
+    """The whole state of training: resuming from it gives the same result to the bit."""
 
     tensors: dict[str, Tensor]
     generator: Tensor
@@ -88,28 +91,41 @@ def fit_flow(
     seed: int = 0,
     checkpoints: Checkpoints | None = None,
     monitor: Monitor | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    until: float = 1.0,
+    processes: Processes = ALONE,
 ) -> Outcome:
-    """Train a flow in place and leave it with the weights that did best in validation.
+    """Train a flow in place; it ends in eval mode with the weights that were best in validation.
 
     Arguments:
         flow: The flow, on the device to train on.
-        train: Points to fit (rows, *shape), perhaps with contexts and with weights that are 1 on
-            average; bytes stay bytes until they are in a batch.
+        train: Training points (rows, *shape), with contexts and weights (1 on average) if they have
+            them; bytes are converted batch by batch.
         validation: Points to choose the weights by.
         settings: How to train.
         seed: Seed of the order of the data and of the draws.
-        checkpoints: Where to keep the state; training goes on from the newest one found there.
-        monitor: What listens.
+        checkpoints: Where to save the state; training resumes from the newest one there.
+        monitor: Receives progress and messages.
+        clock: Returns the seconds that `max_minutes` counts; `time.process_time` counts those in which
+            this process computes, on a machine that others use too.
+        until: The share of all steps or minutes to stop after. Called again with the same checkpoints
+            and a larger share, training goes on as if it had not stopped.
+        processes: Those that train this flow together, each called with the same arguments; each takes
+            its share of every batch and of the validation points, and the result is that of one.
     """
     rows = Rows.of(train), Rows.of(validation)
-    return _Training(flow, *rows, settings, seed, checkpoints, monitor).run()
+    settings = suited_to_rows(settings, len(rows[0]))
+    return _Training(flow, *rows, settings, seed, checkpoints, monitor, clock, until, processes).run()
 
 
-def validation_score(flow: Flow, points: Rows, settings: TrainingSettings) -> float:
-    """Mean log-likelihood of points, by which weights are chosen: always with the same draws."""
-    samples = settings.validation_samples
-    estimate = flow.estimate(points.x, samples, context=points.context, seed=VALIDATION_SEED)
-    return points.mean(estimate.log_prob).item()
+@torch.no_grad()
+def validation_score(
+    flow: Flow, points: Rows, settings: TrainingSettings, processes: Processes = ALONE
+) -> float:
+    """Mean log-likelihood of validation points, always with the same draws."""
+    own, samples = points[processes.share(len(points))], settings.validation_samples
+    estimate = flow.estimate(own.x, samples, context=own.context, seed=VALIDATION_SEED)
+    return points.mean(processes.whole(estimate.log_prob, len(points))).item()
 
 
 class _Training:
@@ -122,17 +138,20 @@ class _Training:
         seed: int,
         checkpoints: Checkpoints | None,
         monitor: Monitor | None,
+        clock: Callable[[], float] = time.monotonic,
+        until: float = 1.0,
+        processes: Processes = ALONE,
     ) -> None:
-        device = flow.device
+        self.clock, self.until, self.processes = clock, until, processes
         self.flow, self.settings, self.seed = flow, settings, seed
-        self.train = train.to(device, None if train.x.dtype == torch.uint8 else flow.dtype)
-        self.validation = validation[: settings.validation_points].to(device, flow.dtype)
+        self.train = _placed(train, flow)
+        self.validation = validation[: settings.validation_points].on(flow)
         self.checkpoints, self.monitor = checkpoints, monitor or Monitor()
         self.batch_size = min(settings.batch_size, len(train))
-        self.noise = Noise.seeded(seed, device)
+        self.share = processes.share(self.batch_size)
+        self.noise = self._make_noise()
         self.epoch, self.order = -1, torch.empty(0)
         self.started = 0.0
-        self.validated = False
         self.progress = _Progress()
         self.best = _copy(flow.state_dict())
 
@@ -141,18 +160,21 @@ class _Training:
         assert self.noise.generator is not None
         return self.noise.generator
 
-    def run(self) -> Outcome:
-        """Train to the end; what an interruption finds is saved, so that training can go on."""
-        self.started = saved = time.monotonic()
-        self.flow.train()
-        if self.flow.device.type == "cuda":
-            self.monitor.say("Compiling for this GPU: up to a minute the first time, seconds later.")
-        first = self.train[: self.batch_size].to(self.flow.device, self.flow.dtype)
+    def _make_noise(self) -> Noise:
         noise = Noise.seeded(self.seed, self.flow.device)
-        self.flow.initialise(first.x, first.context, noise)
-        self.step = make_step(self.flow, self.settings, self.noise, first)
-        self.tensors = self._tensors()
-        self._resume()
+        if self.processes.size == 1:
+            return noise
+        if self.batch_size < self.processes.size:
+            raise UserError(
+                f"A batch of {self.batch_size} cannot be shared by {self.processes.size} processes: "
+                "raise batch_size, or start fewer."
+            )
+        return ShareNoise(noise.generator, self.share, self.batch_size)
+
+    def run(self) -> Outcome:
+        """Train to the end; on an interruption, save the last good state to resume from."""
+        self.started, saved = self.clock(), time.monotonic()
+        self._prepare()
         progress = self.progress
         good, spare = self._state(), self._state()
         self.monitor.begin(progress.step, self.settings.steps, self._done())
@@ -164,29 +186,49 @@ class _Training:
                     continue
                 values = {"loss": loss, "learning_rate": self._rate(), "seconds": progress.seconds}
                 if progress.step % self.settings.validate_every == 0 or self._finished():
-                    values["validation"] = self._validate()
+                    values |= self._validate()
                 self.monitor.record(progress.step, values, self._done())
                 good, spare = self._state(spare), good
                 if time.monotonic() - saved > self.settings.checkpoint_seconds:
                     self._save(good)
                     saved = time.monotonic()
-        except KeyboardInterrupt:
-            self._save(good)
+        except (KeyboardInterrupt, LostProcessError):
+            with uninterrupted():
+                self._save(good)
             raise
         finally:
             self.monitor.end()
-            self.step.optimizer.spread()
         self._save(good)
         self.flow.load_state_dict(self.best)
         self.flow.eval()
         kept = progress.best if self.settings.keep == "best" else progress.last
         return Outcome(progress.step, progress.seconds, kept, progress.rollbacks, self._stopped())
 
+    def _prepare(self) -> None:
+        """Initialise layers that depend on data, make the step, and resume from a checkpoint if any."""
+        self.flow.train()
+        if self.flow.device.type == "cuda":
+            self.monitor.say("Compiling for this GPU: up to a minute the first time, seconds later.")
+        first = self.train[: self.batch_size].on(self.flow)
+        noise = Noise.seeded(self.seed, self.flow.device)
+        self.flow.initialise(first.x, first.context, noise)
+        self.step = self._make_step(first)
+        self.tensors = self._tensors()
+        self._resume()
+        self.processes.copy_from_main(self.tensors.values())
+
+    def _make_step(self, batch: Rows) -> Step:
+        if self.processes.size == 1:
+            return make_step(self.flow, self.settings, self.noise, batch)
+        if self.flow.device.type == "cuda":
+            self.monitor.say("Several processes take plain steps, without a CUDA graph.")
+        return Step(self.flow, self.settings, self.noise, self.processes, self.batch_size)
+
     def _finished(self) -> bool:
-        return self.progress.step >= self.settings.steps or self._stopped() is not None
+        return self._reached() or self._stopped() is not None
 
     def _stopped(self) -> str | None:
-        """Why training should end before all steps are taken, if it should."""
+        """Why training should stop before its last step; None if it should not."""
         settings, progress = self.settings, self.progress
         if progress.step >= settings.steps:
             return None
@@ -196,7 +238,7 @@ class _Training:
             return f"no better validation in the last {progress.stale}"
         if progress.rollbacks > MOST_ROLLBACKS:
             return (
-                f"the loss was not finite {progress.rollbacks} times, with ever smaller steps; "
+                f"the loss was not finite {progress.rollbacks} times, with ever smaller learning rates; "
                 "try a smaller learning_rate or clip, or precision = float64"
             )
         return None
@@ -205,19 +247,29 @@ class _Training:
         minutes = self.settings.max_minutes
         return minutes is not None and self.progress.seconds >= 60 * minutes
 
+    def _last_step(self) -> int:
+        return max(1, round(self.until * self.settings.steps))
+
+    def _reached(self) -> bool:
+        """Whether as much of training is over as was asked for."""
+        minutes = self.settings.max_minutes
+        late = minutes is not None and self.progress.seconds >= 60 * minutes * self.until
+        return late or self.progress.step >= self._last_step()
+
     def _round(self) -> float:
-        """Take steps up to the next multiple of `ROUND`, or to the end of the time; their mean loss."""
+        """Take steps up to a multiple of `ROUND`, or until time is over; return their mean loss."""
         settings, progress = self.settings, self.progress
-        due = min(ROUND * (progress.step // ROUND + 1), settings.steps)
+        due = min(ROUND * (progress.step // ROUND + 1), self._last_step())
         due = min(due, settings.validate_every * (progress.step // settings.validate_every + 1))
         losses: list[Tensor] = []
-        while progress.step < due and not (losses and self._time_is_over()):
+        while progress.step < due and not (losses and self._reached()):
             self.step.set_learning_rate(self._rate())
             batch = self._batch(progress.step)
             losses.append(self.step(batch))
             progress.step += 1
-            progress.seconds = time.monotonic() - self.started
-        return torch.stack(losses).mean().item()
+            # by one clock for all, or some would stop before the others
+            progress.seconds = self.processes.seconds(lambda: self.clock() - self.started)
+        return self.processes.sum(torch.stack(losses)).mean().item()
 
     def _rate(self) -> float:
         settings, progress = self.settings, self.progress
@@ -228,7 +280,7 @@ class _Training:
         return rate * 0.5 * (1 + math.cos(math.pi * self._done()))
 
     def _done(self) -> float:
-        """How much of training is over, by its steps or by its minutes: between 0 and 1."""
+        """The share of training completed, by steps or by minutes: between 0 and 1."""
         settings, progress = self.settings, self.progress
         done = progress.step / settings.steps
         if settings.max_minutes is not None:
@@ -236,43 +288,42 @@ class _Training:
         return min(done, 1.0)
 
     def _batch(self, step: int) -> Rows:
-        """The batch of a step: the data in an order drawn anew for each pass over them."""
+        """The batch of a step; each epoch has its own random order of the rows."""
         per_epoch = len(self.train) // self.batch_size
         epoch, position = divmod(step, per_epoch)
         if epoch != self.epoch:
             shuffle = torch.Generator().manual_seed((self.seed << 32) + epoch)
             self.epoch = epoch
             order, device = torch.randperm(len(self.train), generator=shuffle), self.train.x.device
-            pinned = order.pin_memory() if device.type == "cuda" else order  # no step waits for it then
+            pinned = order.pin_memory() if device.type == "cuda" else order  # no step waits for it
             self.order = pinned.to(device, non_blocking=True)
         start = position * self.batch_size
-        batch = self.train[self.order[start : start + self.batch_size]]
-        return batch.to(self.flow.device, self.flow.dtype)
+        batch = self.train[self.order[start + self.share.start : start + self.share.stop]]
+        return batch.on(self.flow)
 
-    def _validate(self) -> float:
-        """Validation log-likelihood of the weights as they are; the best are kept."""
+    def _validate(self) -> dict[str, float]:
+        """Validation log-likelihood of the current weights, which are kept if they are the best."""
         progress = self.progress
         self.flow.eval()
-        if not self.validated and self.step.has_kernels:
-            with compiled_ahead(), suppress(Exception):
-                validation_score(self.flow, self.validation[:COMPILED_FOR], self.settings)
-        self.validated = True
         with self.step.averaged():
             converge_norms(self.flow)
-            score = progress.last = validation_score(self.flow, self.validation, self.settings)
+            score = validation_score(self.flow, self.validation, self.settings, self.processes)
+            progress.last = score
             if score > progress.best or self.settings.keep == "last":
                 self.best = _copy(self.flow.state_dict())
+            some = self.validation[:INDEX_POINTS]
+            activity = index_activity(self.flow, some.x, some.context)
         self.flow.train()
         if score > progress.best:
             progress.best, progress.stale = score, 0
         else:
             progress.stale += 1
-        return score
+        return {"validation": score, **(activity._asdict() if activity else {})}
 
     # -- state ---------------------------------------------------------------------------------------
 
     def _state(self, old: _State | None = None) -> _State:
-        """All of the state, copied; in place of an old one, since hundreds of its tensors are small."""
+        """A copy of the state, into the memory of an old copy if there is one."""
         if old is None:
             tensors = _copy(self.tensors)
         else:
@@ -281,12 +332,12 @@ class _Training:
         return _State(tensors, self.generator.get_state(), replace(self.progress), self.best)
 
     def _tensors(self) -> dict[str, Tensor]:
-        """The tensors that a step changes, under names that do not depend on the device."""
+        """All tensors that a step changes, by names that are the same on every device."""
         weights = {f"flow.{name}": value for name, value in self.flow.state_dict().items()}
         return weights | self.step.state()
 
     def _roll_back(self, good: _State) -> None:
-        """Go back to a good state, all but the generator, with half the step size from there on."""
+        """Restore a good state, except the generator, and halve the learning rate from there on."""
         progress = self.progress
         at, progress.step = progress.step, good.progress.step
         _copy_into(self.tensors, good.tensors)
@@ -298,17 +349,19 @@ class _Training:
         )
 
     def _save(self, state: _State) -> None:
-        if self.checkpoints is not None:
+        if self.checkpoints is not None and self.processes.main:
             best = {f"best.{name}": value for name, value in state.best.items()}
             tensors = state.tensors | best | {"generator": state.generator}
             self.checkpoints.save(state.progress.step, tensors, asdict(state.progress))
 
     def _resume(self) -> None:
-        found = self.checkpoints.load() if self.checkpoints is not None else None
+        if self.checkpoints is None:
+            return
+        found = self.processes.from_main(self.checkpoints.load)
         if found is not None:
             tensors, facts = found
             if not self.tensors.keys() <= tensors.keys():
-                raise UserError("The checkpoints are of another model: this run cannot go on.")
+                raise UserError("The checkpoints belong to another model: this run cannot be resumed.")
             _copy_into(self.tensors, tensors)
             self.progress = _Progress(**facts)
             self.started -= self.progress.seconds
@@ -318,12 +371,22 @@ class _Training:
             }
 
     def _resume_generator(self, state: Tensor) -> None:
-        """Go on with the same numbers; a generator of another kind of device cannot give them."""
+        """Continue the random numbers; on another kind of device say that this is impossible."""
         if state.numel() == self.generator.get_state().numel():
             self.generator.set_state(state)
         else:
             self.generator.manual_seed((self.seed << 20) + self.progress.step)
-            self.monitor.say("This run began on another device: its draws differ from here on.")
+            self.monitor.say("This run began on another device: its random numbers differ from here on.")
+
+
+def _placed(rows: Rows, flow: Flow) -> Rows:
+    """Training rows on a flow's device; or where they are, if that is a GPU which they would fill."""
+    if (
+        flow.device.type == "cuda"
+        and rows.x.nbytes > MOST_OF_GPU * torch.cuda.mem_get_info(flow.device)[0]
+    ):
+        return rows
+    return rows.to(flow.device) if rows.x.dtype == torch.uint8 else rows.on(flow)
 
 
 def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -332,6 +395,6 @@ def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _copy_into(targets: dict[str, Tensor], sources: dict[str, Tensor]) -> None:
-    """Copy tensors into those of the same name, all of one type at once."""
+    """Copy tensors into those of the same name, one call per dtype."""
     for names in grouped(targets, lambda name: targets[name].dtype):
         torch._foreach_copy_([targets[name] for name in names], [sources[name] for name in names])

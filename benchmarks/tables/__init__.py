@@ -1,0 +1,1 @@
+"""Density estimation on real tables, at equal time: `python -m benchmarks.tables`."""

@@ -1,0 +1,1 @@
+"""The paper's model: layers, densities, flows, their likelihoods and objectives."""

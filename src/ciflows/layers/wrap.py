@@ -1,0 +1,139 @@
+"""Your own maps as bijections: torch transforms, zuko transforms and modules."""
+
+from __future__ import annotations
+
+__all__ = ["ModuleBijection", "as_bijection"]
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Transform
+from zuko.lazy import LazyTransform
+
+from ciflows.core.layer import Bijection, Shape, as_shape, leading_shape
+from ciflows.core.noise import Noise
+from ciflows.layers.zuko import ZukoBijection
+
+EXPECTED = (
+    "a torch.distributions.Transform, a zuko lazy transform, or an nn.Module with "
+    "forward(x) -> (z, log_det) and inverse(z) -> x"
+)
+
+
+def as_bijection(yours: object, features: int | Shape, context_features: int = 0) -> Bijection:
+    """Make a bijection of a map of your own, which takes the data side x to the noise side z.
+
+    Arguments:
+        yours: A module with `forward(x) -> (z, log_det)` and `inverse(z) -> x`, see `ModuleBijection`;
+            a lazy transform of zuko's; or a `torch.distributions.Transform`, used as it is: its numbers
+            are not trained, and stay on their device. z must range over all real numbers once it meets
+            a base N(0, I), so `ExpTransform().inv` is for positive data.
+        features: Size of x, or its shape.
+        context_features: Size of the context that the map takes; 0 for none.
+
+    Example:
+        >>> from torch.distributions.transforms import ExpTransform
+        >>> z, log_det = as_bijection(ExpTransform().inv, features=2).encode(torch.ones(5, 2))
+        >>> z.shape, log_det.shape
+        (torch.Size([5, 2]), torch.Size([5]))
+    """
+    if isinstance(yours, Bijection):
+        return yours
+    if isinstance(yours, LazyTransform):
+        return ZukoBijection(yours, features, context_features)
+    if isinstance(yours, Transform):
+        _check_transform(yours, as_shape(features), context_features)
+        return ZukoBijection(_Constant(yours), features)
+    if isinstance(yours, nn.Module):
+        return ModuleBijection(yours, features, context_features)
+    raise TypeError(f"as_bijection: expected {EXPECTED}; got a {type(yours).__name__}.")
+
+
+class ModuleBijection(Bijection):
+    """A module with `forward(x) -> (z, log_det)` and `inverse(z) -> x` as a bijection.
+
+    The module sees rows: x and z (rows, shape), log_det (rows,). With a context its methods are
+    `forward(x, context)` and `inverse(z, context)`. Where `inverse` returns a tuple, x comes first.
+
+    Arguments:
+        module: The module.
+        features: Size of x, or its shape.
+        context_features: Size of the context; 0 for none.
+    """
+
+    def __init__(
+        self, module: nn.Module, features: int | Shape, context_features: int | Shape = 0
+    ) -> None:
+        context_shape = as_shape(context_features) if context_features else None
+        super().__init__(as_shape(features), context_shape=context_shape)
+        self.name = type(module).__name__
+        methods = {"forward": "forward(x) -> (z, log_det)", "inverse": "inverse(z)"}
+        unset = nn.Module.forward  # torch's placeholder
+        missing = [m for name, m in methods.items() if getattr(type(module), name, unset) is unset]
+        if missing:
+            raise TypeError(
+                f"as_bijection: {self.name} has no {' and no '.join(missing)}; expected {EXPECTED}."
+            )
+        self.module = module
+
+    def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
+        rows, leading = self._rows(x, context)
+        result = self.module(*rows)
+        if not isinstance(result, tuple) or len(result) != 2:
+            kind = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
+            raise TypeError(f"{self.name}.forward: expected (z, log_det); got {kind}.")
+        z, log_det = result
+        self._check_result(z, rows[0].shape, "forward's z")
+        self._check_result(log_det, rows[0].shape[:1], "forward's log_det")
+        return z.reshape(*leading, *self.shape), log_det.reshape(leading)
+
+    def _decode(self, z: Tensor, context: Tensor | None, noise: Noise) -> Tensor:
+        rows, leading = self._rows(z, context)
+        result = self.module.inverse(*rows)  # type: ignore[operator]
+        x = result[0] if isinstance(result, tuple) else result
+        self._check_result(x, rows[0].shape, "inverse's x")
+        return x.reshape(*leading, *self.shape)
+
+    def _rows(self, value: Tensor, context: Tensor | None) -> tuple[list[Tensor], torch.Size]:
+        """The value and the context as rows, and the leading dimensions that they share."""
+        parts = [(value, self.shape)]
+        if context is not None and self.context_shape is not None:
+            parts.append((context, self.context_shape))
+        leading = torch.broadcast_shapes(*(leading_shape(part, shape) for part, shape in parts))
+        rows = [part.expand(*leading, *shape).reshape(-1, *shape) for part, shape in parts]
+        return rows, leading
+
+    def _check_result(self, value: Any, shape: torch.Size, what: str) -> None:
+        """Refuse a result of another shape, which might broadcast to a wrong likelihood."""
+        if not isinstance(value, Tensor) or value.shape != shape:
+            came = tuple(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise ValueError(f"{self.name}, {what}: expected shape {tuple(shape)}; got {came}.")
+
+
+class _Constant(LazyTransform):  # type: ignore[misc]
+    """A transform that depends on no context."""
+
+    def __init__(self, transform: Transform) -> None:
+        super().__init__()
+        self.transform = transform
+
+    def forward(self, context: Any = None) -> Transform:
+        return self.transform
+
+
+def _check_transform(transform: Transform, shape: Shape, context_features: int) -> None:
+    name = type(transform).__name__
+    if context_features:
+        raise ValueError(f"as_bijection: {name} takes no context; a module or zuko transform can.")
+    if not transform.bijective:
+        raise ValueError(f"as_bijection: {name} is not bijective.")
+    if type(transform).log_abs_det_jacobian is Transform.log_abs_det_jacobian:
+        raise TypeError(f"as_bijection: {name} has no log_abs_det_jacobian(x, z).")
+    if transform.domain.event_dim > len(shape) or transform.forward_shape(shape) != shape:
+        raise ValueError(f"as_bijection: {name} does not map shape {shape} to itself.")
+    if transform(torch.full(shape, 0.5)).requires_grad:
+        raise ValueError(
+            f"as_bijection: {name} holds tensors that require a gradient, which would not be trained: "
+            "write an nn.Module, or use zuko's UnconditionalTransform."
+        )

@@ -1,0 +1,65 @@
+"""Tables that users hand over, and results of the same kind."""
+
+from __future__ import annotations
+
+__all__ = ["is_pandas", "like", "read_given", "to_pandas"]
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ciflows.errors import UserError
+from ciflows.tables import Schema, TableLike
+from ciflows.tables.read import read_frame
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+def read_given(schema: Schema | None, given: TableLike | None) -> tuple[pl.DataFrame, Tensor] | None:
+    """The rows to condition on, and their contexts; None if the density is not conditional.
+
+    Arguments:
+        schema: The columns of the run.
+        given: A table of those that it is conditioned on.
+    """
+    if schema is None or not schema.given:
+        if given is not None:
+            raise UserError(
+                "This run is no conditional density: it takes no `given`. `impute` draws the other "
+                "columns of a table that has some."
+            )
+        return None
+    if given is None:
+        names = ", ".join(column.name for column in schema.given)
+        raise UserError(f"This run is a conditional density: give {names}.")
+    frame = read_frame(given)
+    context = schema.encode_given(frame)
+    assert context is not None
+    return frame, context
+
+
+def like(data: TableLike, frame: pl.DataFrame, repeats: int | Sequence[int] = 1) -> Any:
+    """A result as pandas, with the index of the input, if the input was pandas.
+
+    Arguments:
+        data: The input.
+        frame: The result.
+        repeats: Rows of the result for each row of the input.
+    """
+    return to_pandas(frame, data.index.repeat(repeats)) if is_pandas(data) else frame
+
+
+def is_pandas(data: TableLike) -> bool:
+    """Whether a table is a pandas data frame."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(data, pandas.DataFrame)
+
+
+def to_pandas(frame: pl.DataFrame, index: Any = None) -> Any:
+    """A polars data frame as a pandas one; unlike polars' own method it needs no pyarrow."""
+    import pandas as pd
+
+    return pd.DataFrame(frame.to_dict(as_series=False), index=index)

@@ -1,0 +1,155 @@
+"""Tables with gaps: what a `Run` says of them, and the tables with the gaps filled."""
+
+from __future__ import annotations
+
+__all__ = ["check_done", "check_missing", "estimate_gaps", "impute"]
+
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from ciflows.core.evaluate import Estimate
+from ciflows.core.noise import random_seed
+from ciflows.core.rows import Rows
+from ciflows.errors import UserError
+from ciflows.runs.metrics import estimate_rows
+from ciflows.tables import Schema, TableLike
+from ciflows.tables.integrate import FEWEST, ROUND, GapFlow
+from ciflows.tables.schema import filled
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+MISSING = ("refuse", "integrate")
+DRAW = "draw"
+MOST_NAMED = 5
+
+
+def check_missing(missing: str) -> None:
+    """Refuse an unknown way to treat gaps."""
+    if missing not in MISSING:
+        raise UserError(f"missing: expected {' or '.join(MISSING)}; got {missing!r}.")
+
+
+def check_done(failed: Tensor, what: str) -> None:
+    """Refuse rows (rows,) whose gaps have too few effective draws."""
+    rows = failed.nonzero()[:, 0].tolist()
+    if rows:
+        named = ", ".join(map(str, rows[:MOST_NAMED])) + (", ..." if len(rows) > MOST_NAMED else "")
+        raise UserError(
+            f"{len(rows)} of {len(failed)} rows cannot be {what}: of {ROUND} draws of their missing "
+            f"values fewer than {FEWEST} count (rows {named}, from 0). Leave out those rows, or give "
+            "more of their values."
+        )
+
+
+def estimate_gaps(
+    gaps: GapFlow,
+    rows: Rows,
+    samples: int | None = None,
+    seed: int | None = None,
+    *,
+    std_error: float | None = None,
+    max_samples: int = 10_000,
+) -> Estimate:
+    """Estimate log p of rows with gaps, by draws as in `estimate_rows`; NaN where too few count.
+
+    Arguments:
+        gaps: The density.
+        rows: The rows, with NaN for gaps.
+        samples: Draws for each row.
+        seed: Seed of the draws; other draws at each call if None.
+        std_error: Instead of `samples`, draw until each row's standard error is about this.
+        max_samples: The most draws for one row then.
+    """
+    seed = random_seed() if seed is None else seed
+    how: dict[str, Any] = {"std_error": std_error, "max_samples": max_samples}
+    return gaps.estimate(rows, partial(estimate_rows, samples=samples, seed=seed, **how), seed)
+
+
+def impute(
+    gaps: GapFlow, schema: Schema, data: TableLike, frame: pl.DataFrame, n: int, seed: int | None
+) -> Any:
+    """Fill the gaps of a table with draws; see `Run.impute`.
+
+    Arguments:
+        gaps: The density.
+        schema: The columns that it is of.
+        data: The table as you have it.
+        frame: The same with the names of the columns.
+        n: How many draws for each gap.
+        seed: Seed of the draws.
+    """
+    if n < 1:
+        raise UserError(f"At least one draw is needed; got n = {n}.")
+    if n > 1 and DRAW in frame.columns:
+        raise UserError(f"The table has a column {DRAW!r} already: rename it, or take n = 1.")
+    rows = schema.encode(frame, gaps=True)
+    drawn, failed = gaps.impute(rows, n, seed)
+    check_done(failed, "imputed")
+    missing = rows.x.isnan().numpy()
+    drawings = [schema.decode(x) for x in drawn.cpu()]
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(data, pandas.DataFrame):
+        parts = [_fill_pandas(data, values, schema, missing) for values in drawings]
+        return parts[0] if n == 1 else pandas.concat([_numbered(p, i) for i, p in enumerate(parts, 1)])
+    return _join([_fill(frame, values, schema, missing) for values in drawings])
+
+
+def _fill(frame: pl.DataFrame, values: pl.DataFrame, schema: Schema, missing: Any) -> pl.DataFrame:
+    """A table with its gaps filled, its types kept, and the columns that it lacks added behind."""
+    import polars as pl
+
+    series = []
+    for name in values.columns:
+        if frame.schema.get(name, pl.Null()) == pl.Null:
+            series.append(values[name])
+        else:
+            (there,) = frame.select(filled(frame.select(name)))
+            gap = pl.Series(_gaps(schema, name, ~there.to_numpy(), missing))
+            series.append(values[name].cast(frame.schema[name]).zip_with(gap, frame[name]).alias(name))
+    return frame.with_columns(series)
+
+
+def _fill_pandas(data: Any, values: pl.DataFrame, schema: Schema, missing: Any) -> Any:
+    """The same for a pandas frame."""
+    result = data.copy()
+    for name in values.columns:
+        drawn = values[name].to_list()
+        if name not in data.columns:
+            result[name] = drawn
+            continue
+        gap = _gaps(schema, name, data[name].isna().to_numpy(), missing)
+        if gap.any():
+            column = data[name].copy()
+            dtype = column.dtype if column.dtype.kind == "f" else object
+            column[gap] = np.array(drawn, dtype=dtype)[gap]
+            result[name] = column
+    return result
+
+
+def _gaps(schema: Schema, name: str, empty: Any, missing: Any) -> Any:
+    """Which rows of a column have gaps: of a constant one, those without a value."""
+    return missing[:, schema.names.index(name)] if name in schema.names else empty
+
+
+def _numbered(part: Any, number: int) -> Any:
+    part.insert(0, DRAW, number)
+    return part
+
+
+def _join(parts: list[pl.DataFrame]) -> pl.DataFrame:
+    """One table, or several below each other with their number in front."""
+    import polars as pl
+
+    if len(parts) == 1:
+        return parts[0]
+    numbered = [
+        part.insert_column(0, pl.Series(DRAW, np.full(len(part), number)))
+        for number, part in enumerate(parts, 1)
+    ]
+    return pl.concat(numbered)

@@ -1,0 +1,278 @@
+"""Scores and samples in a folder of many files: parts that any process may make, in any order.
+
+A part is some rows of one input file. Its file gets its name when it is whole, so that a job that was
+killed goes on where it stood. What a part holds depends on the job and its number alone, never on who
+makes it.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "Job",
+    "Made",
+    "Part",
+    "make_part",
+    "open_job",
+    "plan_samples",
+    "plan_scores",
+    "remaining",
+    "sum_up",
+]
+
+import glob
+import hashlib
+import json
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ciflows.errors import UserError
+from ciflows.files import atomic_path, read_json, write_json
+from ciflows.runs.folder import WEIGHTS
+from ciflows.runs.run import Run
+from ciflows.runs.score import ScoreSettings, score_frame
+from ciflows.tables.faults import check_types, find_faults
+from ciflows.tables.read import errors_of
+from ciflows.tables.schema import check_columns
+
+if TYPE_CHECKING:
+    import polars as pl
+
+PART_ROWS = 100_000
+JOB, RESULT, BAD = "_job.json", "_result.json", "_bad_rows"
+ROW = "row"  # the number of a row, over all files in their order
+
+
+class Part(NamedTuple):
+    """Some rows of one input file, or some samples.
+
+    Attributes:
+        number: Its place in the job.
+        path: The input file; empty for samples.
+        first: Its first row there.
+        rows: How many rows.
+        offset: Number of its first row over all files.
+    """
+
+    number: int
+    path: str
+    first: int
+    rows: int
+    offset: int
+
+    @property
+    def name(self) -> str:
+        return f"part-{self.number:06d}.parquet"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be made: scores of files, or samples.
+
+    Attributes:
+        run: The run folder.
+        out: The folder to write to.
+        parts: All parts.
+        settings: How to score; None for samples.
+        key: Columns that are carried over; the row's number if there are none.
+        seed: Seed of samples.
+        temperature: Of samples.
+    """
+
+    run: str
+    out: str
+    parts: tuple[Part, ...]
+    settings: ScoreSettings | None = None
+    key: tuple[str, ...] = ()
+    seed: int = 0
+    temperature: float = 1.0
+
+    def record(self) -> dict[str, Any]:
+        """What _job.json says: all that its result depends on."""
+        weights = (Path(self.run) / WEIGHTS).read_bytes()
+        described = {**asdict(self), "weights": hashlib.sha256(weights).hexdigest()}
+        return json.loads(json.dumps({key: described[key] for key in described if key != "out"}))
+
+
+class Made(NamedTuple):
+    """A job's result.
+
+    Attributes:
+        rows: Rows of all parts.
+        bad: Rows that could not be scored.
+        bad_file: The file that lists them; None if there are none.
+        log_prob: Mean over the rows that could; None for samples.
+        std_error: Standard error of that mean.
+        late: Rows whose standard error is above the one that was asked for.
+        reused: Parts that were there already.
+    """
+
+    rows: int
+    bad: int
+    bad_file: str | None
+    log_prob: float | None
+    std_error: float | None
+    late: int
+    reused: int
+
+
+def plan_scores(run: Run, data: str, out: Path, settings: ScoreSettings, key: tuple[str, ...]) -> Job:
+    """The job of scoring Parquet files, each of whose columns are checked before any work is done.
+
+    Arguments:
+        run: The run.
+        data: A Parquet file, a folder of them, or a pattern such as big/*.parquet.
+        out: The folder to write to.
+        settings: How to score.
+        key: Columns to carry over.
+    """
+    import polars as pl
+
+    if run.schema is None:
+        raise UserError("Only a run over a table scores into a folder of files: give one file.")
+    parts: list[Part] = []
+    offset = 0
+    for path in find_files(data):
+        with errors_of(path):
+            table = _scan(path)
+            head = table.head(0 if parts else 1000).collect()
+            check_columns(head, key)
+            check_types(run.schema, head)
+            rows = int(table.select(pl.len()).collect().item())
+        for first in range(0, rows, PART_ROWS):
+            some = min(PART_ROWS, rows - first)
+            parts.append(Part(len(parts), str(path.absolute()), first, some, offset + first))
+        offset += rows
+    if not parts:
+        raise UserError(f"{data}: no rows to score.")
+    return Job(str(run.path.absolute()), str(out.absolute()), tuple(parts), settings, key)
+
+
+def plan_samples(run: Run, n: int, out: Path, seed: int, temperature: float) -> Job:
+    """The job of drawing n rows into many files."""
+    if run.schema is None or run.schema.given:
+        raise UserError("Only a run over a table without given columns samples into a folder of files.")
+    starts = range(0, n, PART_ROWS)
+    parts = (Part(i, "", 0, min(PART_ROWS, n - first), first) for i, first in enumerate(starts))
+    where = str(run.path.absolute()), str(out.absolute())
+    return Job(*where, tuple(parts), seed=seed, temperature=temperature)
+
+
+def find_files(data: str) -> list[Path]:
+    """The Parquet files that are meant, by name."""
+    path = Path(data)
+    if path.is_dir():
+        found = sorted(path.glob("*.parquet"))
+    else:
+        found = [path] if path.is_file() else sorted(map(Path, glob.glob(data)))
+    if not found:
+        raise UserError(f"{data}: there is no such file, nor a Parquet file in such a folder.")
+    wrong = [path for path in found if path.suffix.lower() != ".parquet"]
+    if wrong:
+        raise UserError(f"{wrong[0]}: only Parquet files are scored into a folder: give one file.")
+    return found
+
+
+def open_job(job: Job, resume: bool) -> None:
+    """Begin in a new folder, or go on in one that was begun with the same job."""
+    out = Path(job.out)
+    if not resume:
+        if out.exists():
+            raise UserError(f"{out} exists already: choose another folder, or resume the job in it.")
+        out.mkdir(parents=True)
+        write_json(out / JOB, job.record())
+        return
+    if not (out / JOB).is_file():
+        raise UserError(f"{out}: no job was begun here.")
+    before, now = read_json(out / JOB), job.record()
+    changed = [name for name in now if before.get(name) != now[name]]
+    if changed:
+        raise UserError(f"{out}: its job was begun with another {', '.join(changed)}.")
+    for left in out.glob(".part-*.tmp"):
+        left.unlink()
+
+
+def remaining(job: Job) -> list[Part]:
+    """The parts that have no file yet."""
+    return [part for part in job.parts if not (Path(job.out) / part.name).exists()]
+
+
+def make_part(run: Run, job: Job, part: Part) -> None:
+    """Make a part's file, whole or not at all; the same to the bit wherever it is made."""
+    frame = _sample_part(run, job, part) if job.settings is None else _score_part(run, job, part)
+    with atomic_path(Path(job.out) / part.name) as temporary:
+        frame.write_parquet(temporary)
+
+
+def _score_part(run: Run, job: Job, part: Part) -> pl.DataFrame:
+    """The key and the scores of a part's rows; its bad rows are listed in a file of their own."""
+    import polars as pl
+
+    assert job.settings is not None
+    assert run.schema is not None
+    table = _scan(Path(part.path))
+    used = {*run.schema.needed(weights=True), *(c.name for c in run.schema.constants), *job.key}
+    names = [name for name in table.collect_schema().names() if name in used]
+    frame = table.select(names).slice(part.first, part.rows).collect()
+    with errors_of(part.path), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*standard error above")  # counted in the end
+        scores = score_frame(run, frame, job.settings)
+    numbers = pl.int_range(part.offset, part.offset + part.rows, dtype=pl.Int64, eager=True)
+    ids = frame.select(job.key) if job.key else numbers.alias(ROW).to_frame()
+    if scores["log_prob"].null_count():
+        faults = ids.with_columns(columns=find_faults(run.schema, frame)).drop_nulls("columns")
+        _write_csv(Path(job.out) / BAD / part.name.replace(".parquet", ".csv"), faults)
+    whole = pl.concat([ids, scores], how="horizontal")
+    return whole.drop_nulls("log_prob") if job.settings.on_bad_row == "drop" else whole
+
+
+def _sample_part(run: Run, job: Job, part: Part) -> Any:
+    """The samples of a part, with a seed of its own."""
+    seed = np.random.SeedSequence([job.seed, part.number]).generate_state(1)[0]
+    return run.sample(part.rows, seed=int(seed), temperature=job.temperature)
+
+
+def sum_up(job: Job, reused: int) -> Made:
+    """The result of a job whose parts are all there, also written to _result.json."""
+    import polars as pl
+
+    out, rows = Path(job.out), sum(part.rows for part in job.parts)
+    if job.settings is None:
+        return Made(rows, 0, None, None, None, 0, reused)
+    lists = [pl.read_csv(path, infer_schema=False) for path in sorted((out / BAD).glob("*.csv"))]
+    bad, bad_file = sum(map(len, lists)), out / f"{BAD}.csv"
+    if bad:
+        _write_csv(bad_file, pl.concat(lists))
+    log_prob, limit = pl.col("log_prob"), job.settings.std_error
+    late = pl.col("std_error") > (np.inf if limit is None else limit)
+    files = [out / part.name for part in job.parts]
+    mean, spread, late = (
+        pl.scan_parquet(files, glob=False)
+        .select(mean=log_prob.cast(pl.Float64).mean(), spread=log_prob.std(), late=late.sum())
+        .collect()
+        .row(0)
+    )
+    error = None if spread is None else spread / max(1, rows - bad) ** 0.5
+    made = Made(rows, bad, str(bad_file) if bad else None, mean, error, late or 0, reused)
+    write_json(out / RESULT, made._asdict())
+    return made
+
+
+def _scan(path: Path) -> pl.LazyFrame:
+    import polars as pl
+
+    try:
+        table = pl.scan_parquet(path, glob=False)
+        table.collect_schema()
+    except Exception as error:
+        raise UserError("damaged, cut short or not a .parquet file.") from error
+    return table
+
+
+def _write_csv(path: Path, frame: pl.DataFrame) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with atomic_path(path) as temporary:
+        frame.write_csv(temporary)

@@ -1,0 +1,91 @@
+"""Which rows of a table cannot be scored, and by the fault of which columns."""
+
+from __future__ import annotations
+
+__all__ = ["check_types", "find_faults"]
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ciflows.errors import UserError
+from ciflows.tables.column import Column, Number
+from ciflows.tables.dates import in_unit_of, is_date, unit_of
+from ciflows.tables.schema import Constant, Schema, filled
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+def check_types(schema: Schema, frame: pl.DataFrame) -> None:
+    """Refuse a table without the needed columns, or with words alone where numbers were in training."""
+    schema.select(frame.clear())
+    wrong = []
+    for column in [*schema.columns, *schema.given]:
+        values = frame[column.name].drop_nulls()
+        if isinstance(column, Number) and len(values) and not _numbers(values).is_not_null().any():
+            wrong.append(f"{column.name} ({values.dtype})")
+    if wrong:
+        raise UserError(f"columns that were numbers in training and are not now: {', '.join(wrong)}.")
+
+
+def find_faults(schema: Schema, frame: pl.DataFrame, gaps: bool = False) -> pl.Series:
+    """The columns at fault in each row, as "a, b"; null where the row can be scored.
+
+    A value is at fault where it is missing, infinite or no number, was not there in training, is out of
+    bounds, or differs from a column that was constant in training. With `gaps` modelled columns may have
+    gaps, or not be there.
+    """
+    import polars as pl
+
+    if gaps:
+        absent = [column for column in schema.columns if column.name not in frame.columns]
+        frame = frame.with_columns([column.empty(len(frame)) for column in absent])
+    check_types(schema, frame)
+    wrong = {column.name: _wrong(column, frame, gaps) for column in schema.columns}
+    wrong |= {column.name: _wrong(column, frame) for column in schema.given}
+    if schema.weights in frame.columns:
+        wrong[str(schema.weights)] = ~_filled(frame[str(schema.weights)])
+    wrong |= {c.name: _differs(c, frame[c.name]) for c in schema.constants if c.name in frame.columns}
+    named = [pl.when(pl.lit(mask)).then(pl.lit(name)) for name, mask in wrong.items()]
+    faults = frame.select(pl.concat_str(named, separator=", ", ignore_nulls=True).alias("columns"))
+    return faults["columns"].replace("", None)
+
+
+def _wrong(column: Column, frame: pl.DataFrame, gaps: bool = False) -> pl.Series:
+    """Where a row's value of a column cannot be encoded."""
+    import polars as pl
+
+    values = frame[column.name]
+    if is_date(values.dtype) and unit_of(column.dtype):
+        values = in_unit_of(values, column.dtype)
+    values = _numbers(values) if isinstance(column, Number) else values
+    good = _filled(values).to_numpy()
+    wrong = ~good & (not gaps)
+    wrong[good] = np.isnan(column.encode(values.filter(pl.Series(good))))
+    return pl.Series(wrong)
+
+
+def _numbers(values: pl.Series) -> pl.Series:
+    """Text as numbers, with nulls for what is none."""
+    import polars as pl
+
+    if values.dtype != pl.String:
+        return values
+    return values.str.strip_chars().cast(pl.Float64, strict=False)
+
+
+def _filled(values: pl.Series) -> pl.Series:
+    frame = values.alias("value").to_frame()
+    return frame.select(filled(frame))["value"]
+
+
+def _differs(constant: Constant, values: pl.Series) -> pl.Series:
+    import polars as pl
+
+    if isinstance(constant.value, bool | str):
+        words = {str(constant.value), str(constant.value).lower()}
+        return ~values.cast(pl.String).is_in(list(words)).fill_null(True)
+    if is_date(values.dtype) and unit_of(constant.dtype):
+        values = in_unit_of(values, constant.dtype)
+    return (values.cast(pl.Float64, strict=False) != float(constant.value)).fill_null(False)

@@ -1,0 +1,295 @@
+"""What the columns of a table are: all that is needed to check another table and to encode its rows."""
+
+from __future__ import annotations
+
+__all__ = [
+    "AnyColumn",
+    "Constant",
+    "Encoded",
+    "Schema",
+    "check_columns",
+    "check_names",
+    "count_gaps",
+    "filled",
+]
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from ciflows.core.rows import Rows
+from ciflows.errors import UserError, nearest
+from ciflows.settings import Settings
+from ciflows.tables.categorical import Categorical
+from ciflows.tables.circular import Circular
+from ciflows.tables.column import Column, Number
+from ciflows.tables.dates import from_numbers, in_unit_of, is_date, polars_type, show, unit_of
+from ciflows.tables.facts import as_numbers
+from ciflows.tables.lattice import Lattice
+from ciflows.tables.real import Real
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Kind = type[Circular] | type[Categorical] | type[Lattice] | type[Real]
+KINDS: tuple[Kind, ...] = (Circular, Categorical, Lattice, Real)
+AnyColumn = Annotated[Circular | Categorical | Lattice | Real, Field(discriminator="kind")]
+
+
+class Constant(Settings):
+    """A column that has one value only: set aside in training, and given back with samples."""
+
+    name: str
+    dtype: str
+    value: bool | int | float | str
+
+    @property
+    def shown(self) -> str:
+        """Its value in words."""
+        return show(float(self.value), self.dtype) if unit_of(self.dtype) else str(self.value)
+
+    def column(self, rows: int) -> pl.Series:
+        """So many rows of its value."""
+        import polars as pl
+
+        dates, value = unit_of(self.dtype), self.value
+        stored = from_numbers(np.array([value]), self.dtype) if dates else [value]
+        return pl.Series(self.name, stored).cast(polars_type(self.dtype)).new_from_index(0, rows)
+
+
+class Encoded(NamedTuple):
+    """Rows that can be encoded, and what is wrong with the others.
+
+    Attributes:
+        rows: The rows that can be encoded.
+        bad: Which rows of the table cannot be (rows,).
+        reasons: What is wrong with them, a sentence for each column.
+    """
+
+    rows: Rows
+    bad: NDArray[np.bool_]
+    reasons: list[str]
+
+
+class Schema(Settings):
+    """All columns of a table that matter.
+
+    Attributes:
+        columns: Those that are modelled, in the order of a flow's features.
+        given: Those that are conditioned on.
+        constants: Those that have one value only.
+        weights: The one with the rows' weights.
+        order: The names of all but the weights, as they stand in the file.
+    """
+
+    columns: tuple[AnyColumn, ...]
+    given: tuple[AnyColumn, ...] = ()
+    constants: tuple[Constant, ...] = ()
+    weights: str | None = None
+    order: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the modelled columns."""
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def context_features(self) -> int:
+        """Size of what the density is conditioned on."""
+        return sum(column.context_features for column in self.given)
+
+    @property
+    def measure(self) -> dict[str, str]:
+        """What each column's likelihood is relative to."""
+        return {column.name: column.measure for column in self.columns}
+
+    def needed(self, weights: bool = False) -> list[str]:
+        """The columns that a table must have to be scored, or to be trained on."""
+        names = [column.name for column in [*self.columns, *self.given]]
+        return [*names, self.weights] if weights and self.weights else names
+
+    def encode(self, frame: pl.DataFrame, weights: bool = False, gaps: bool = False) -> Rows:
+        """A table's rows as float64 numbers; refused in words where a value is impossible.
+
+        Other columns than those needed may hold anything. With `gaps` modelled columns may have gaps, or
+        not be there at all: NaN stands for what is missing.
+        """
+        encoded = self.encode_some(frame, weights, gaps)
+        if encoded.reasons:
+            raise UserError(f"{'; '.join(encoded.reasons)}.")
+        return encoded.rows
+
+    def encode_some(self, frame: pl.DataFrame, weights: bool = False, gaps: bool = False) -> Encoded:
+        """The rows of a table that can be encoded, with the others counted and their faults named."""
+        frame = self._with_nulls(frame, weights) if gaps else self.select(frame, weights)
+        modelled = self.names if gaps else ()
+        check_gaps(frame, [name for name in self.needed(weights) if name not in modelled])
+        changed = [c.name for c in self.constants if c.name in frame.columns and _changed(frame, c)]
+        if changed:
+            raise UserError(
+                f"columns that were constant in training and are not now: {', '.join(changed)}."
+            )
+        bad = np.zeros(len(frame), dtype=bool)
+        reasons: list[str] = []
+        x = np.empty((len(frame), len(self.columns)))
+        for place, column in enumerate(self.columns):
+            x[:, place] = column.encode(frame[column.name])
+            bad, reasons = _complaints(column, frame[column.name], x[:, place], bad, reasons)
+        for column in self.given:
+            bad, reasons = _complaints(
+                column, frame[column.name], column.encode(frame[column.name]), bad, reasons
+            )
+        good = frame.filter(~bad)
+        weight = None
+        if weights and self.weights:
+            weight = torch.tensor(as_numbers(good[self.weights]))
+        return Encoded(Rows(torch.from_numpy(x[~bad]), self._context(good), weight), bad, reasons)
+
+    def encode_given(self, frame: pl.DataFrame) -> Tensor | None:
+        """What a table's rows are conditioned on: (rows, context_features)."""
+        if not self.given:
+            return None
+        names = [column.name for column in self.given]
+        check_columns(frame, names)
+        frame = self._as_numbers(frame.select(names))
+        check_gaps(frame, names)
+        for column in self.given:
+            bad = np.isnan(column.encode(frame[column.name]))
+            if bad.any():
+                raise UserError(f"{column.complain(frame[column.name].filter(bad))}.")
+        return self._context(frame)
+
+    def select(self, frame: pl.DataFrame, weights: bool = False) -> pl.DataFrame:
+        """The columns that matter, with numbers that are written as text turned into numbers."""
+        check_columns(frame, self.needed(weights))
+        constants = [constant.name for constant in self.constants if constant.name in frame.columns]
+        return self._as_numbers(frame.select(self.needed(weights) + constants))
+
+    def decode(self, x: Tensor, given: pl.DataFrame | None = None) -> pl.DataFrame:
+        """Numbers (rows, features) as a table with all columns of the file, beside those given."""
+        import polars as pl
+
+        values = x.double().cpu().numpy()
+        series = {c.name: c.decode(values[:, i]) for i, c in enumerate(self.columns)}
+        for constant in self.constants:
+            series[constant.name] = constant.column(len(x))
+        if given is not None:
+            series |= {column.name: given[column.name] for column in self.given}
+        return pl.DataFrame([series[name] for name in self.order if name in series])
+
+    def _with_nulls(self, frame: pl.DataFrame, weights: bool) -> pl.DataFrame:
+        """The columns that matter, with nulls for all that is missing, infinite or not there."""
+        import polars as pl
+
+        there = [column for column in self.columns if column.name in frame.columns]
+        if not there:
+            raise UserError(f"has none of the columns {', '.join(self.names)}.")
+        absent = [column for column in self.columns if column not in there]
+        empty = [*absent, *(c for c in there if frame.schema[c.name] == pl.Null)]
+        frame = frame.with_columns([column.empty(len(frame)) for column in empty])
+        frame = self.select(frame, weights)
+        named = zip(frame.columns, filled(frame), strict=True)
+        kept = [pl.when(there).then(pl.col(n)).alias(n) for n, there in named if n in self.names]
+        return frame.with_columns(kept)
+
+    def _context(self, frame: pl.DataFrame) -> Tensor | None:
+        if not self.given:
+            return None
+        parts = [column.context(frame[column.name]) for column in self.given]
+        return torch.from_numpy(np.concatenate(parts, axis=1))
+
+    def _as_numbers(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Text in columns of numbers as numbers; refused where it is none."""
+        wrong, changed = [], []
+        for column in [*self.columns, *self.given]:
+            if isinstance(column, Number) and column.name in frame.columns:
+                dtype = frame.schema[column.name]
+                numbers = _numbers(column, frame[column.name])
+                if numbers is None or not numbers.dtype.is_numeric():
+                    wrong.append(f"{column.name} ({dtype})")
+                else:
+                    changed.append(numbers)
+        if wrong:
+            raise UserError(
+                f"columns that were numbers in training and are not now: {', '.join(wrong)}."
+            )
+        return frame.with_columns(changed)
+
+
+def _numbers(column: Number, values: pl.Series) -> pl.Series | None:
+    """The values of a column as numbers: from text, or from dates; None where they are neither."""
+    from ciflows.tables.text import numbers_from_text
+
+    if is_date(values.dtype) and unit_of(column.dtype):
+        return in_unit_of(values, column.dtype)
+    return None if unit_of(column.dtype) else numbers_from_text(values)
+
+
+def _complaints(
+    column: Column, values: pl.Series, numbers: NDArray[Any], bad: NDArray[np.bool_], reasons: list[str]
+) -> tuple[NDArray[np.bool_], list[str]]:
+    """Bad rows and reasons with those of one more column."""
+    wrong = np.isnan(numbers) & values.is_not_null().to_numpy()
+    if not wrong.any():
+        return bad, reasons
+    return bad | wrong, [*reasons, column.complain(values.filter(wrong))]
+
+
+def _changed(frame: pl.DataFrame, constant: Constant) -> bool:
+    import polars as pl
+
+    values = frame[constant.name].drop_nulls()
+    values = values.drop_nans() if values.dtype.is_float() else values
+    if not len(values):
+        return False
+    if is_date(values.dtype) and unit_of(constant.dtype):
+        values = in_unit_of(values, constant.dtype)
+    if isinstance(constant.value, bool | str):
+        return bool((values.cast(pl.String) != str(constant.value).lower()).any()) and bool(
+            (values.cast(pl.String) != str(constant.value)).any()
+        )
+    return not values.dtype.is_numeric() or bool((values != constant.value).any())
+
+
+def check_columns(frame: pl.DataFrame, names: Sequence[str]) -> None:
+    """Refuse a table that lacks some columns."""
+    missing = [name for name in names if name not in frame.columns]
+    if missing:
+        columns = f"column{'s' * (len(missing) > 1)} {', '.join(missing)}"
+        raise UserError(f"lacks the {columns}; it has {', '.join(frame.columns)}.")
+
+
+def check_gaps(frame: pl.DataFrame, names: Sequence[str]) -> None:
+    """Refuse a table with gaps in some columns."""
+    counts = count_gaps(frame.select(names)) if names else {}
+    if counts:
+        found = ", ".join(f"{name} ({count})" for name, count in counts.items())
+        raise UserError(f"missing or infinite values in {found}.")
+
+
+def count_gaps(frame: pl.DataFrame) -> dict[str, int]:
+    """How many values of each column are missing, not a number or infinite; only where some are."""
+    counts = frame.select([(~there).sum() for there in filled(frame)])
+    return {name: count for name, count in counts.row(0, named=True).items() if count}
+
+
+def filled(frame: pl.DataFrame) -> list[pl.Expr]:
+    """Expressions that are true, column by column, where there is a value."""
+    import polars as pl
+
+    return [
+        pl.col(name).is_finite().fill_null(False) if dtype.is_float() else pl.col(name).is_not_null()
+        for name, dtype in frame.schema.items()
+    ]
+
+
+def check_names(names: Sequence[str], known: Sequence[str], what: str) -> None:
+    """Refuse names of columns that are not there."""
+    for name in names:
+        if name not in known:
+            raise UserError(f"{what}: there is no column {name!r}. {nearest(name, known)}")

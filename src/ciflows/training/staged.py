@@ -1,0 +1,400 @@
+"""Training in stages: a plain flow first, then an index where it pays.
+
+Per step an index helps almost everywhere. Per second it may not, since its steps take longer. So the
+plain flow takes the first steps alone. Then it races against a copy of itself with indices, which starts
+as exactly the same density: both train for the same time, and the one with the better validation score
+takes the rest of it.
+
+    plain | plain race, indexed race | the winner
+
+Where the plain flow is still learning fast when the race should begin, there is none: an index would not
+make up for its longer steps, and the plain flow has all of the time.
+
+All goes on as if there were no stages: one schedule of the learning rate, one state of the optimiser.
+The index joins with a state of its own that is fresh.
+
+There may be several plain flows to choose from: other networks, or another base. How far a flow gets in
+little time depends on such things more than on an index, and no choice is best for all data. Each is
+trained for a short time first, and the best in validation has the rest of it. The others need not be
+wasted: the result is a mixture of them and of the best, where that is ahead of it.
+"""
+
+from __future__ import annotations
+
+__all__ = ["SHARES", "Shares", "Staged", "Start", "fit_staged"]
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ciflows.core.flow import Flow
+from ciflows.core.indexed import Indexed
+from ciflows.core.noise import Noise
+from ciflows.core.rows import Rows
+from ciflows.diagnostics.index_use import IndexWorth, index_worth
+from ciflows.files import read_json, write_json
+from ciflows.layers.blend import blend_flows, fit_shares
+from ciflows.models.index import IndexSettings, add_index
+from ciflows.training.checkpoint import Checkpoints
+from ciflows.training.loop import Outcome, fit_flow, validation_score
+from ciflows.training.monitor import Monitor
+from ciflows.training.processes import ALONE, Processes
+from ciflows.training.settings import TrainingSettings, suited_to_rows
+from ciflows.training.step import Step
+
+STILL_LEARNING = 0.02  # nats that a plain flow gains in a race's time: above it an index costs too much
+LEAST_GAIN, LEAST_NATS = (
+    0.5,
+    0.002,
+)  # standard errors, and nats, by which an index or a mixture has to be ahead
+TRIAL = 0.15  # of all steps or minutes, for each flow to choose from; earlier on starts still differ
+LEAST_TRIAL = 10  # steps: fewer do not tell flows apart
+LEAST_SHARE = 0.02  # of a flow in the mixture at the end
+
+
+class Shares(NamedTuple):
+    """How training is shared out, in parts of its steps or minutes.
+
+    Attributes:
+        plain: The plain flow alone.
+        race: Each of the two flows in the race.
+        finish: The winner.
+    """
+
+    plain: float = 0.4
+    race: float = 0.1
+    finish: float = 0.4
+
+
+SHARES = Shares()
+
+
+class Staged(NamedTuple):
+    """What training in stages came to.
+
+    Attributes:
+        flow: The flow that won, in eval mode, with its best weights.
+        outcome: How training ended, over all stages.
+        indexed: Whether it has indices.
+        worth: What the index was worth at the end of the race, on the validation rows; None where there
+            was no race.
+        story: What was done and found, in words.
+        members: Which of the flows the result is a mixture of: numbers in [flow, *others, *fixed].
+    """
+
+    flow: Flow
+    outcome: Outcome
+    indexed: bool
+    worth: IndexWorth | None
+    story: str
+    members: tuple[int, ...] = (0,)
+
+
+def fit_staged(
+    flow: Flow,
+    train: Rows | Tensor,
+    validation: Rows | Tensor,
+    settings: TrainingSettings,
+    index: IndexSettings,
+    *,
+    others: Sequence[Flow] = (),
+    fixed: Sequence[Flow] = (),
+    shares: Shares = SHARES,
+    seed: int = 0,
+    folder: Path | None = None,
+    monitor: Monitor | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    processes: Processes = ALONE,
+) -> Staged:
+    """Train a plain flow, add indices to it, and keep them if they are ahead in validation.
+
+    Arguments:
+        flow: A plain flow over vectors, on the device to train on; it is trained in place.
+        train: Rows to fit.
+        validation: Rows to choose by; at least two.
+        settings: How to train, over all stages. Indices are trained by the ELBO with one draw; each step
+            with several would take twice as long, for the same as long as almost all draws count.
+        index: Sizes of the indices and their networks.
+        others: Other plain flows to choose from, of the same shape. First layers that are the same
+            object in all of them stay the first layers of the result.
+        fixed: Densities that need no training, such as a mixture of Gaussians, for the final mixture.
+        shares: How time is shared out.
+        seed: Seed of the order of the data, of the draws and of the index's first weights.
+        folder: Where both flows keep their checkpoints; training goes on from what is found there.
+        monitor: What listens to all stages, one after the other.
+        clock: Tells the seconds that `max_minutes` counts.
+        processes: Those that train this flow together, each called with the same arguments.
+    """
+    if any(isinstance(layer, Indexed) for layer in flow.layers):
+        raise ValueError("fit_staged: the flow has indices already: give it a plain one.")
+    if settings.optimizer != "adam":
+        raise ValueError("fit_staged: an index can join in the middle of training with adam alone.")
+    rows = Rows.of(train), Rows.of(validation)
+    settings = suited_to_rows(settings, len(rows[0]))
+    stages = _Staged(rows, settings, shares, seed, folder, monitor, clock, processes)
+    if TRIAL * settings.steps < LEAST_TRIAL or len(rows[1]) < 2:
+        others, fixed = (), ()
+    return stages.run([flow, *others], fixed, index)
+
+
+class _Staged:
+    def __init__(
+        self,
+        rows: tuple[Rows, Rows],
+        settings: TrainingSettings,
+        shares: Shares,
+        seed: int,
+        folder: Path | None,
+        monitor: Monitor | None,
+        clock: Callable[[], float],
+        processes: Processes,
+    ) -> None:
+        self.rows, self.shares, self.seed, self.processes = rows, shares, seed, processes
+        self.folder, self.monitor, self.clock = folder, monitor, clock
+        self.settings = settings.model_copy(update={"objective": "elbo"})
+        self.seconds = 0.0  # of trials of flows that were not the best
+
+    def run(self, flows: Sequence[Flow], fixed: Sequence[Flow], index: IndexSettings) -> Staged:
+        trials = [_Trial(self, flow, f"plain-{number}") for number, flow in enumerate(flows)]
+        best = self.choose(trials) if len(flows) > 1 else 0
+        staged = self.in_stages(trials[best], index)
+        outcome = staged.outcome._replace(seconds=staged.outcome.seconds + self.seconds)
+        staged, everything = staged._replace(outcome=outcome, members=(best,)), [*flows, *fixed]
+        # a flow with an index stands alone, so that one sees what it does
+        return staged if staged.indexed or len(everything) == 1 else self.blend(everything, best, staged)
+
+    def choose(self, trials: Sequence[_Trial]) -> int:
+        """Train each flow for a short time; the number of the best, which has the rest of it."""
+        outcomes = [self.train(trial.flow, trial.run, TRIAL) for trial in trials]
+        scores = [
+            trial.start.better_of(trial.flow, outcome.validation)
+            for trial, outcome in zip(trials, outcomes, strict=True)
+        ]
+        self.shorten(1 - TRIAL * (len(trials) - 1))
+        best = scores.index(max(scores))
+        self.seconds = sum(outcome.seconds for k, outcome in enumerate(outcomes) if k != best)
+        return best
+
+    def in_stages(self, trial: _Trial, index: IndexSettings) -> Staged:
+        """Train one flow to the end, and an index with it where that may pay."""
+        staged, flow = self.with_or_without(trial, index), trial.flow
+        score = trial.start.better_of(flow, staged.outcome.validation)
+        if score == staged.outcome.validation:
+            return staged
+        outcome = staged.outcome._replace(validation=score)
+        return Staged(flow, outcome, False, staged.worth, "Training did not improve on its start.")
+
+    def with_or_without(self, trial: _Trial, index: IndexSettings) -> Staged:
+        flow, runs = trial.flow, (trial.run, self.checkpoints("indexed"))
+        learning = self.kept("learning.json", lambda: {"gain": self.alone(flow, runs[0])})["gain"]
+        if learning > STILL_LEARNING or len(self.rows[1]) < 2:  # one row cannot tell a gain from chance
+            outcome = self.train(flow, runs[0], 1.0)
+            return Staged(flow, outcome, False, None, _still_learning(learning))
+        self.leave_out_the_loser()
+        flows = flow, self.join(flow, index, *runs)
+        worth = IndexWorth(**self.kept("race.json", lambda: self.race(flows, runs)._asdict()))
+        wins = _is_ahead(*worth)
+        outcome = self.train(flows[wins], runs[wins], 1.0)
+        return Staged(flows[wins], outcome, wins, worth, _story(wins, worth))
+
+    @torch.no_grad()
+    def blend(self, flows: Sequence[Flow], best: int, staged: Staged) -> Staged:
+        """The mixture of all flows, where it is ahead of the best in validation."""
+        rows = self.rows[1][: self.settings.validation_points].on(flows[best])
+        samples = self.settings.validation_samples
+        log_probs = torch.stack(
+            [
+                flow.eval().estimate(rows.x, samples, context=rows.context, seed=0).log_prob.double()
+                for flow in flows
+            ]
+        )
+        shares = fit_shares(log_probs, rows.weight)
+        members = [k for k in range(len(flows)) if k == best or shares[k] >= LEAST_SHARE]
+        shares = fit_shares(log_probs[members], rows.weight)
+        gains = torch.logsumexp(log_probs[members] + shares.log()[:, None], 0) - log_probs[best]
+        gain, error = rows.mean(gains).item(), gains.std().item() / len(rows) ** 0.5
+        if len(members) == 1 or not _is_ahead(gain, error):
+            return staged
+        outcome = staged.outcome._replace(validation=staged.outcome.validation + gain)
+        story = f"{staged.story} {_mixture_story(len(members), gain, error)}"
+        flow = blend_flows([flows[k] for k in members], shares).to(flows[best].device).eval()
+        return Staged(flow, outcome, False, staged.worth, story, tuple(members))
+
+    def alone(self, flow: Flow, run: Checkpoints) -> float:
+        """Train the plain flow alone; what it gained at the end, in as much time as a race takes."""
+        until = max(0.0, self.shares.plain - self.shares.race)
+        before = self.kept("before.json", lambda: {"score": self.train(flow, run, until).validation})
+        return self.train(flow, run, self.shares.plain).validation - before["score"]
+
+    def leave_out_the_loser(self) -> None:
+        """From here on time is the winner's: all but what the other one has in the race."""
+        self.shorten(sum(self.shares))
+
+    def shorten(self, share: float) -> None:
+        """Train for a share of the steps and minutes from here on."""
+        steps, minutes = max(1, round(share * self.settings.steps)), self.settings.max_minutes
+        minutes = None if minutes is None else share * minutes
+        self.settings = self.settings.model_copy(update={"steps": steps, "max_minutes": minutes})
+
+    def join(self, flow: Flow, index: IndexSettings, run: Checkpoints, indexed_run: Checkpoints) -> Flow:
+        """A copy of the plain flow with indices, to be trained on from where the plain one is."""
+        indexed = add_index(copy.deepcopy(flow), index, self.seed)
+        if self.processes.main and indexed_run.load() is None:
+            _branch(flow, indexed, run, indexed_run, self.settings)
+        return indexed
+
+    def race(self, flows: tuple[Flow, Flow], runs: tuple[Checkpoints, Checkpoints]) -> IndexWorth:
+        """Train both for the same time; what the index adds then."""
+        until = (self.shares.plain + self.shares.race) / sum(self.shares)
+        for flow, run in zip(flows, runs, strict=True):
+            self.train(flow, run, until)
+        return self.worth(*flows)
+
+    def kept(self, name: str, find: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """What was found at a fork in the road: read again where a run resumes after it."""
+        if self.folder is None:
+            return find()
+        path = self.folder / name
+        if not self.processes.from_main(path.exists):
+            found = find()
+            if self.processes.main:
+                write_json(path, found)
+        return self.processes.from_main(lambda: read_json(path))
+
+    def train(self, flow: Flow, run: Checkpoints, until: float) -> Outcome:
+        """Go on with a flow's training up to a share of it."""
+        return fit_flow(
+            flow,
+            *self.rows,
+            self.settings,
+            seed=self.seed,
+            checkpoints=run,
+            monitor=self.monitor,
+            clock=self.clock,
+            until=until,
+            processes=self.processes,
+        )
+
+    def checkpoints(self, name: str) -> Checkpoints:
+        return _Memory() if self.folder is None else Checkpoints(self.folder / name)
+
+    def worth(self, plain: Flow, indexed: Flow) -> IndexWorth:
+        """What the index adds in validation, with the rows that scores are taken from."""
+        rows = self.rows[1][: self.settings.validation_points].on(plain)
+        samples = self.settings.validation_samples
+        return self.processes.from_main(
+            lambda: index_worth(indexed, rows.x, rows.context, plain, samples)
+        )
+
+
+class _Trial:
+    """A plain flow to choose from, its first weights and its checkpoints."""
+
+    def __init__(self, stages: _Staged, flow: Flow, name: str) -> None:
+        self.flow, self.run = flow, stages.checkpoints(name)
+        self.start = Start(flow, stages.rows[1], stages.settings, stages.processes)
+
+
+class _Memory(Checkpoints):
+    """Checkpoints that need not outlive the process."""
+
+    def __init__(self) -> None:
+        self.last: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        copies = {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
+        self.last = copies, dict(facts)
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        return self.last
+
+
+class Start:
+    """The weights before training, and how good they are: they may be better than what follows."""
+
+    def __init__(
+        self, flow: Flow, validation: Rows, settings: TrainingSettings, processes: Processes
+    ) -> None:
+        rows = validation[: settings.validation_points].on(flow)
+        self.state = copy.deepcopy(flow.state_dict())
+        self.score = validation_score(flow.eval(), rows, settings, processes)
+
+    def better_of(self, flow: Flow, score: float) -> float:
+        """The better of two scores, that of the start and another; the flow's weights go with it."""
+        if score >= self.score:
+            return score
+        flow.load_state_dict(self.state)
+        return self.score
+
+
+def _branch(
+    flow: Flow, indexed: Flow, run: Checkpoints, indexed_run: Checkpoints, settings: TrainingSettings
+) -> None:
+    """Write a checkpoint of the flow with indices, as if it had been trained as the plain one was.
+
+    It has the same weights, best weights, moments of the optimiser, averages and progress. Those of the
+    index are fresh.
+
+    Arguments:
+        flow: The plain flow.
+        indexed: A copy of it with indices.
+        run: The plain flow's checkpoints.
+        indexed_run: Where to write.
+        settings: How both are trained.
+    """
+    found = run.load()
+    assert found is not None
+    tensors, facts = found
+    names = dict(zip(_shared(indexed), flow.state_dict(), strict=True))
+    places = {name: place for place, (name, _) in enumerate(flow.named_parameters())}
+    state = Step(indexed, settings, Noise()).state()
+    for place, (name, _) in enumerate(indexed.named_parameters()):
+        if name in names:
+            for kind in ("adam", "average"):
+                _carry(tensors, state, f"{kind}.{places[names[name]]}", f"{kind}.{place}")
+    for kind in ("flow", "best"):
+        weights = indexed.state_dict() | {new: tensors[f"{kind}.{name}"] for new, name in names.items()}
+        state |= {f"{kind}.{name}": value.clone() for name, value in weights.items()}
+    indexed_run.save(facts["step"], state | {"generator": tensors["generator"]}, facts)
+
+
+def _shared(indexed: Flow) -> list[str]:
+    """The names of all tensors that are no index's, in the order that they have in the plain flow."""
+    own = [f"layers.{i}." for i, layer in enumerate(indexed.layers) if isinstance(layer, Indexed)]
+    return [name for name in indexed.state_dict() if not name.startswith(tuple(own))]
+
+
+def _carry(old: Mapping[str, Tensor], new: dict[str, Tensor], before: str, after: str) -> None:
+    """Take over all tensors of one parameter, under its new number."""
+    for name in [name for name in new if name == after or name.startswith(f"{after}.")]:
+        new[name] = old[before + name[len(after) :]]
+
+
+def _is_ahead(nats: float, std_error: float) -> bool:
+    return nats > max(LEAST_NATS, LEAST_GAIN * std_error)
+
+
+def _still_learning(gain: float) -> str:
+    return (
+        f"The plain flow was still gaining {gain:.3f} nats a row, so it trained to the end without an "
+        "index. With more steps an index may pay."
+    )
+
+
+def _story(wins: bool, worth: IndexWorth) -> str:
+    found = f"{worth.nats:+.3f} ± {worth.std_error:.3f} nats a row in validation"
+    if wins:
+        return f"The index helped the trained flow ({found}) and was kept."
+    return f"The index did not help the trained flow ({found}) and was dropped."
+
+
+def _mixture_story(members: int, gain: float, error: float) -> str:
+    return (
+        f"The result is a mixture of {members} flows: {gain:+.3f} ± {error:.3f} nats a row in "
+        "validation, beside the best of them."
+    )

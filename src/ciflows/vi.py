@@ -1,0 +1,397 @@
+"""Variational inference: fit a flow to a density that you know up to its constant.
+
+For π(x) with an unknown constant Z = ∫ π(x) dx, and a flow's samples x with log-weights W
+(`Flow.rsample_with_log_weight`),
+
+    E[log π(x) - W]  <=  E[log (1/K) Σ_k exp(log π(x_k) - W_k)]  <=  log Z,
+
+with equality where the flow is π / Z (Caterini et al., 2021, for flows with indices). `fit` maximises
+the second with K = `draws`, `evaluate` reports the first, and log Z with its error.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Bound", "Evidence", "evaluate", "fit"]
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ciflows.core.evaluate import RunningEstimate, log_mean_exp
+from ciflows.core.flow import Flow
+from ciflows.core.indexed import Indexed
+from ciflows.core.layer import beside_event, leading_shape
+from ciflows.core.noise import Noise
+from ciflows.core.proposals import RecordingNoise, ReplayNoise, SplitNoise
+from ciflows.errors import UserError
+from ciflows.networks.lipschitz import converge_norms, iterate_norms, spectral_maps
+from ciflows.training.checkpoint import load_tensors, save_tensors
+
+LogDensity = Callable[..., Tensor]
+CLIP = 10.0
+POWER_ITERATIONS = 5
+SKIPS = 100  # steps in a row without a finite gradient before giving up
+CHUNK = 10_000
+MOST_OFF = 3.0  # from the mean log-ratio: what is further off counts as this, or few samples would rule
+
+
+class Evidence(NamedTuple):
+    """What samples of a flow say of a density and of its constant Z.
+
+    Attributes:
+        elbo: Mean of log π(x) - W: at most log Z on average.
+        std_error: Its standard error.
+        log_z: log of the mean of exp(log π(x) - W): log Z by importance sampling.
+        log_z_error: Its standard error (delta method); too small where `pareto_k` is above 0.7.
+        effective_draws: Effective number of draws, at most n.
+        pareto_k: Shape of the weights' tail (Vehtari et al., 2024): trust `log_z` up to 0.7.
+    """
+
+    elbo: float
+    std_error: float
+    log_z: float
+    log_z_error: float
+    effective_draws: float
+    pareto_k: float
+
+
+class Bound:
+    """log (1/K) Σ_k exp(log π(x_k) - W_k), one value a row, with gradients.
+
+    Gradients are path-wise where that is possible: the flow's parameters act through the samples (x, u)
+    alone, and log p(x, u) is evaluated there with all of them detached. What that leaves out is zero on
+    average, and pure noise (Roeder et al., 2017; with K > 1 the gradients in x are weighted once more,
+    Tucker et al., 2019). It is done
+
+    - for plain flows, always;
+    - for flows with indices where K = M = 1: q(u | x) is not what u was drawn from, so that it keeps the
+      gradients of its parameters, and of the layers that make its context.
+
+    Otherwise, and where q shares parameters with the rest, gradients are the plain ones: right too, with
+    more noise.
+
+    Arguments:
+        log_density: log π: x (rows, *shape) -> (rows,), or x and context -> (rows,) for a flow with
+            context. With K = 1 it may be estimated from some of the data, without bias.
+        flow: The flow.
+        draws: K, samples of x in a bound.
+        inner: M, draws of u for each x, as in `Flow.rsample_with_log_weight`.
+
+    Example:
+        >>> import ciflows
+        >>> flow = ciflows.build_model("cif-nsf", features=2, layers=1, hidden=[8])
+        >>> Bound(lambda x: -x.square().sum(-1), flow, draws=3)(5).shape
+        torch.Size([5])
+    """
+
+    def __init__(self, log_density: LogDensity, flow: Flow, draws: int = 1, inner: int = 1) -> None:
+        if draws < 1:
+            raise UserError(f"A bound takes at least one draw of x; got {draws}.")
+        if draws > 1 and flow.noisy:
+            raise UserError("Bounds with several draws need exact log-determinants: call flow.eval().")
+        self.log_density, self.flow = log_density, flow
+        self.draws, self.inner, self.power = draws, inner, 1.0
+        flow.check_rsample(inner)
+        self.fixed = [flow.get_parameter(name) for name in _names_without_posteriors(flow)]
+        several = not flow.exact and (draws > 1 or inner > 1)
+        self.path_wise = bool(self.fixed) and not several
+
+    def __call__(self, batch: int, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
+        """Bounds (batch,) from fresh samples; the context has a row for each: (batch, context_shape)."""
+        make = self._path_wise_ratio if self.path_wise else self._plain_ratio
+        return log_mean_exp(make(batch, context, noise or Noise()))
+
+    def by_weights(
+        self, batch: int, context: Tensor | None = None, noise: Noise | None = None
+    ) -> Tensor:
+        """Bounds (batch,) whose gradients take no path through the samples, for K = M = 1.
+
+            ∇ = (r - mean of r) ∇ log p(x, u) + ∇ log q(u | x),   r = log π(x) - W
+
+        (VarGrad; Richter et al., 2020). It makes samples likelier whose ratio r is above the mean. So it
+        moves mass between modes, where the gradient of a path does so only by the few samples that lie
+        between them. It too is zero for a perfect fit.
+        """
+        if self.draws > 1 or self.inner > 1 or self.flow.noisy:
+            raise UserError(
+                "Gradients by weights, as for balance=True, need draws = inner = 1 and exact "
+                "log-determinants."
+            )
+        record = RecordingNoise((noise or Noise()).generator)
+        with torch.no_grad():
+            x = self.flow.draw((batch,), context, record)
+        split = SplitNoise(record)
+        log_weight = self.flow.log_weight(x, context, split)
+        with torch.no_grad():
+            log_ratio = self._log_target(x, context) - log_weight
+            off = (log_ratio - log_ratio.mean()).clamp(-MOST_OFF, MOST_OFF)
+        surrogate = (off - off.mean()) * log_weight + sum(split.log_qs)
+        return log_ratio + surrogate - surrogate.detach()
+
+    def _plain_ratio(self, batch: int, context: Tensor | None, noise: Noise) -> Tensor:
+        """log π(x) - W (draws, batch)."""
+        n = self.draws if context is not None else self.draws * batch
+        x, log_weight = self.flow.rsample_with_log_weight(n, context, inner=self.inner, noise=noise)
+        return (self._log_target(x, context) - log_weight).reshape(self.draws, batch)
+
+    def _path_wise_ratio(self, batch: int, context: Tensor | None, noise: Noise) -> Tensor:
+        record = RecordingNoise(noise.generator)
+        x = self.flow.draw((self.draws, batch), context, record)
+        x = x.view_as(x)  # what is hooked below is this use of x, not the way it was drawn
+        with _without_gradients(self.fixed):
+            log_weight = self.flow.log_weight(x, context, ReplayNoise(record))
+        log_ratio = self._log_target(x, context) - log_weight
+        if self.draws > 1 and x.requires_grad:
+            share = beside_event(torch.softmax(log_ratio.detach(), dim=0), self.flow.shape)
+            x.register_hook(lambda grad: grad * share)
+        return log_ratio
+
+    def _log_target(self, x: Tensor, context: Tensor | None) -> Tensor:
+        return self.power * call_log_density(self.log_density, x, self.flow, context)
+
+
+def _names_without_posteriors(flow: Flow) -> list[str]:
+    """Names of all parameters but those of q; none where a q is used twice or shares some."""
+    parts = flow.named_modules(remove_duplicate=False)
+    indexed = {name: part for name, part in parts if isinstance(part, Indexed)}
+    if len({part.posterior for part in indexed.values()}) < len(indexed):
+        return []
+    starts = tuple(f"{name}.posterior." for name in indexed)
+    named = list(flow.named_parameters(remove_duplicate=False))
+    inside = {id(p) for name, p in named if name.startswith(starts)}
+    outside = {id(p) for name, p in named if not name.startswith(starts)}
+    return (
+        [] if inside & outside else [n for n, _ in flow.named_parameters() if not n.startswith(starts)]
+    )
+
+
+@contextmanager
+def _without_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Let nothing that is computed meanwhile have gradients by these parameters."""
+    trained = [p for p in parameters if p.requires_grad]
+    try:
+        for p in trained:
+            p.requires_grad_(False)
+        yield
+    finally:
+        for p in trained:
+            p.requires_grad_(True)
+
+
+def call_log_density(log_density: LogDensity, x: Tensor, flow: Flow, context: Tensor | None) -> Tensor:
+    """log π of x (*, shape) -> (*), from a function of rows; refuses what cannot be right."""
+    leading = leading_shape(x, flow.shape)
+    given = [x.reshape(-1, *flow.shape)]
+    if context is not None and flow.context_shape is not None:
+        given.append(context.expand(*leading, *flow.context_shape).reshape(-1, *flow.context_shape))
+    value = log_density(*given)
+    if not isinstance(value, Tensor) or value.shape != (leading.numel(),):
+        shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise UserError(f"log_density: expected one value a row, ({leading.numel()},); got {shape}.")
+    if x.requires_grad and not value.requires_grad:
+        raise UserError(
+            "log_density: its values have no gradient in x. Make them by torch's operations."
+        )
+    return value.reshape(leading)
+
+
+def fit(
+    log_density: LogDensity,
+    flow: Flow,
+    *,
+    steps: int = 5000,
+    batch: int = 256,
+    draws: int = 1,
+    inner: int = 1,
+    learning_rate: float = 1e-3,
+    index_rate: float = 1.0,
+    hold: float = 0.0,
+    anneal: float = 0.0,
+    first_power: float = 0.01,
+    balance: bool = False,
+    context: Tensor | None = None,
+    seed: int = 0,
+    progress: Callable[[int, float], None] | None = None,
+    checkpoint: str | Path | None = None,
+    every: int = 1000,
+) -> Tensor:
+    """Train a flow to be π / Z, and give the mean bound of each step (steps,).
+
+    Arguments:
+        log_density: log π, as in `Bound`.
+        flow: The flow; afterwards it is in evaluation mode.
+        steps: Steps of Adam.
+        batch: Bounds in a step, each from samples of its own.
+        draws: Samples of x in a bound: more make it tighter, and cover more of π.
+        inner: Draws of u for each x.
+        learning_rate: Of the first step; it falls to 0 along a cosine.
+        index_rate: Factor of it for the networks of indices.
+        hold: Share of the steps before it begins to fall.
+        anneal: Share of the steps in which π is flattened, for a π of several modes: its power rises
+            from `first_power` to 1 by equal factors (after Rezende and Mohamed, 2015).
+        first_power: The lower it is, the flatter π is at first: valleys of d nats have about
+            first_power * d then.
+        balance: Whether every second step takes `Bound.by_weights`: the modes that are found then get
+            their right shares of the mass.
+        context: All contexts (rows, context_shape) of an amortised flow: each step takes some of them.
+        seed: Seed of all draws but those of log_density itself.
+        progress: Called with the number of steps done and the last bound.
+        checkpoint: A file to keep the state in; if it is there, training goes on from it.
+        every: Steps between two states, and between two calls of `progress`.
+    """
+    _check_context(flow, context)
+    if not 0 <= anneal <= 1 or not 0 <= hold <= 1:
+        raise UserError(
+            f"anneal and hold are shares of the steps, from 0 to 1; got {anneal} and {hold}."
+        )
+    if not 0 < first_power <= 1:
+        raise UserError(f"first_power is above 0 and at most 1; got {first_power}.")
+    facts: dict[str, Any] = {"steps": steps, "batch": batch, "draws": draws, "inner": inner}
+    facts |= {"learning_rate": learning_rate, "index_rate": index_rate, "hold": hold}
+    facts |= {"anneal": anneal, "first_power": first_power, "balance": balance, "seed": seed}
+    state = _State(flow, steps, (learning_rate, learning_rate * index_rate), hold, seed)
+    if checkpoint is not None and Path(checkpoint).exists():
+        state.load(Path(checkpoint), facts)
+    bound, maps, skipped = Bound(log_density, flow.train(), draws, inner), spectral_maps(flow), 0
+    while state.done < steps:
+        bound.power = _power(state.done / steps, anneal, first_power)
+        value_of = bound.by_weights if balance and state.done % 2 else bound
+        values = value_of(batch, _some(context, batch, state.noise), state.noise)
+        skipped = 0 if state.take(values.mean()) else skipped + 1
+        if skipped == SKIPS:
+            raise UserError(
+                f"The bound's gradient was not finite in {SKIPS} steps: is log_density finite?"
+            )
+        for some in maps:
+            iterate_norms(some, POWER_ITERATIONS)
+        if state.done % every == 0 or state.done == steps:
+            if checkpoint is not None:
+                state.save(Path(checkpoint), facts)
+            if progress is not None:
+                progress(state.done, state.history[state.done - 1].item())
+    converge_norms(flow.eval())
+    return state.history
+
+
+def _power(done: float, anneal: float, first: float) -> float:
+    """The power of π after a share of the steps."""
+    return first ** (1 - done / anneal) if done < anneal else 1.0
+
+
+class _State:
+    """All that a step changes: the flow, Adam's moments, the generator and the bounds so far."""
+
+    def __init__(
+        self, flow: Flow, steps: int, rates: tuple[float, float], hold: float, seed: int
+    ) -> None:
+        self.flow, self.rates, self.hold, self.done = flow, rates, hold, 0
+        self.history = torch.full((steps,), math.nan)
+        self.noise = Noise.seeded(seed, flow.device)
+        self.parameters = [p for p in flow.parameters() if p.requires_grad]
+        indexed = [part for part in flow.modules() if isinstance(part, Indexed)]
+        inside = {id(p) for part in indexed for p in part.parameters()}
+        groups = [[p for p in self.parameters if (id(p) in inside) is last] for last in (False, True)]
+        self.adam = torch.optim.Adam([{"params": group} for group in groups], fused=True)
+
+    def take(self, value: Tensor) -> bool:
+        """Step up a value's gradient; False, and no step, where it is not finite."""
+        for group, rate in zip(self.adam.param_groups, self.rates, strict=True):
+            group["lr"] = rate * self._share()
+        self.adam.zero_grad()
+        (-value).backward()
+        norm = nn.utils.clip_grad_norm_(self.parameters, CLIP)
+        finite = bool(norm.isfinite() & value.isfinite())
+        if finite:
+            self.adam.step()
+        self.history[self.done] = value.detach()
+        self.done += 1
+        return finite
+
+    def _share(self) -> float:
+        """The share of its first value that a rate has now."""
+        done = self.done / len(self.history)
+        fallen = (done - self.hold) / (1 - self.hold) if done > self.hold else 0.0
+        return 0.5 * (1 + math.cos(math.pi * fallen))
+
+    def save(self, path: Path, facts: dict[str, Any]) -> None:
+        tensors = {f"flow.{name}": value for name, value in self.flow.state_dict().items()}
+        for index, moments in self.adam.state_dict()["state"].items():
+            tensors |= {f"adam.{index}.{name}": value for name, value in moments.items()}
+        assert self.noise.generator is not None
+        tensors |= {"generator": self.noise.generator.get_state(), "history": self.history}
+        save_tensors(path, tensors, facts | {"done": self.done})
+
+    def load(self, path: Path, facts: dict[str, Any]) -> None:
+        tensors, kept = load_tensors(path)
+        done = kept.pop("done", None)
+        if kept != facts:
+            raise UserError(
+                f"{path} is of a fit with other settings ({kept}): remove it, or name another."
+            )
+        self.flow.load_state_dict(_below("flow.", tensors))
+        whole = self.adam.state_dict()
+        for name, value in _below("adam.", tensors).items():
+            index, key = name.split(".")
+            whole["state"].setdefault(int(index), {})[key] = value
+        self.adam.load_state_dict(whole)
+        assert self.noise.generator is not None
+        self.noise.generator.set_state(tensors["generator"])
+        self.history, self.done = tensors["history"], int(done)
+
+
+def _below(start: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
+
+
+def _some(context: Tensor | None, batch: int, noise: Noise) -> Tensor | None:
+    if context is None:
+        return None
+    return context[
+        torch.randint(len(context), (batch,), generator=noise.generator, device=context.device)
+    ]
+
+
+def _check_context(flow: Flow, context: Tensor | None) -> None:
+    wanted = flow.context_shape
+    if (wanted is None) != (context is None):
+        raise UserError("Give contexts to a flow that takes them, and to no other.")
+    if context is not None and wanted is not None and (not len(context) or context.shape[1:] != wanted):
+        raise UserError(f"Contexts: expected rows of shape {wanted}; got {tuple(context.shape)}.")
+
+
+@torch.no_grad()
+def evaluate(
+    log_density: LogDensity,
+    flow: Flow,
+    n: int = 10_000,
+    *,
+    inner: int = 1,
+    context: Tensor | None = None,
+    seed: int | None = 0,
+) -> Evidence:
+    """Compare a flow with π by n samples: the bound, log Z, and how far to trust it.
+
+    Arguments:
+        log_density: log π, as in `Bound`; exact here.
+        flow: The flow.
+        n: Number of samples.
+        inner: Draws of u for each x.
+        context: The one context (context_shape) of an amortised flow to look at.
+        seed: Seed of the samples.
+    """
+    if n < 2:
+        raise UserError(f"An error needs at least two samples; got n = {n}.")
+    noise, parts, running = Noise.seeded(seed, flow.device), [], RunningEstimate(n)
+    for start in range(0, n, CHUNK):
+        size = min(CHUNK, n - start)
+        x, log_weight = flow.rsample_with_log_weight(size, context, inner=inner, noise=noise)
+        parts.append((call_log_density(log_density, x, flow, context) - log_weight).double())
+        running.add(parts[-1][:, None])
+    found, std_error = running.result(), torch.cat(parts).std() / math.sqrt(n)
+    numbers = found.elbo, std_error, found.log_prob, found.std_error, found.effective_samples
+    return Evidence(*(number.item() for number in (*numbers, found.pareto_k)))

@@ -1,0 +1,152 @@
+"""Your own maps as bijections: what is accepted, what is right, and what is refused in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import zuko
+from torch import Tensor, nn
+from torch.distributions import LogNormal, Transform, constraints
+from torch.distributions.transforms import (
+    AbsTransform,
+    AffineTransform,
+    ComposeTransform,
+    CumulativeDistributionTransform,
+    ExpTransform,
+    SigmoidTransform,
+    StickBreakingTransform,
+)
+from torch.testing import assert_close
+
+from ciflows import Flow, Indexed, interleave
+from ciflows.layers import Scale, as_bijection
+from constructors import SinhArcsinh, affine, normal
+
+
+def test_a_flow_of_a_torch_transform_is_the_density_it_stands_for() -> None:
+    """x = exp(m + s z) with z ~ N(0, 1) is log-normal."""
+    inverse = ComposeTransform([ExpTransform().inv, AffineTransform(-0.5 / 0.8, 1 / 0.8)])
+    flow = Flow([as_bijection(inverse, features=2)])
+    x = 0.1 + 3 * torch.rand(7, 2)
+    assert_close(flow.log_prob(x), LogNormal(0.5, 0.8).log_prob(x).sum(-1))
+    drawn = flow.sample(20_000, seed=0)
+    assert drawn.log().mean().item() == pytest.approx(0.5, abs=0.02)
+    assert drawn.log().std().item() == pytest.approx(0.8, abs=0.02)
+
+
+def test_a_zuko_flow_gives_the_same_density_as_a_whole_and_in_layers() -> None:
+    theirs = zuko.flows.NSF(3, transforms=2, hidden_features=[8])
+    x = torch.randn(5, 3)
+    expected = theirs().log_prob(x)
+    whole = Flow([as_bijection(theirs.transform, 3)])
+    layers = Flow([as_bijection(transform, 3) for transform in theirs.transform.transforms])
+    assert_close(whole.log_prob(x), expected, rtol=0, atol=1e-5)
+    assert_close(layers.log_prob(x), expected, rtol=0, atol=1e-5)
+
+
+def test_a_module_becomes_a_cif_that_learns() -> None:
+    plain = [as_bijection(SinhArcsinh(2), 2) for _ in range(2)]
+    flow = Flow(interleave(plain, lambda f: Indexed(affine(2, 1), normal(1, 2), normal(1, 2))))
+    flow.log_weight(torch.randn(6, 2)).mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in flow.parameters())
+    assert any(name.endswith("module.a") for name in flow.state_dict())
+    assert flow.sample(4, seed=0).shape == (4, 2)
+
+
+def test_an_inverse_may_return_its_log_determinant_too() -> None:
+    class Both(SinhArcsinh):
+        def inverse(self, z: Tensor, context: Tensor | None = None) -> Any:
+            return super().inverse(z), torch.zeros(len(z))
+
+    z = torch.randn(3, 4, 2)
+    assert_close(as_bijection(Both(2), 2).decode(z), as_bijection(SinhArcsinh(2), 2).decode(z))
+
+
+def test_a_bijection_stays_what_it_is() -> None:
+    layer = Scale((2,), 0.5)
+    assert as_bijection(layer, 2) is layer
+
+
+class NoLogDet(Transform):
+    bijective, domain, codomain = True, constraints.real, constraints.real
+
+
+@pytest.mark.parametrize(
+    ("yours", "error", "message"),
+    [
+        (nn.Linear(2, 2), TypeError, r"Linear has no inverse\(z\); expected a torch"),
+        (nn.Module(), TypeError, r"no forward\(x\) -> \(z, log_det\) and no inverse\(z\)"),
+        (torch.exp, TypeError, "expected a torch.distributions.Transform, a zuko lazy transform, or"),
+        (zuko.flows.MAF(2), TypeError, r"MAF has no inverse\(z\)"),
+        (AbsTransform(), ValueError, "AbsTransform is not bijective"),
+        (StickBreakingTransform(), ValueError, r"does not map shape \(2,\) to itself"),
+        (AffineTransform(0, 1, event_dim=2), ValueError, r"does not map shape \(2,\) to itself"),
+        (NoLogDet(), TypeError, "NoLogDet has no log_abs_det_jacobian"),
+        (
+            ComposeTransform([SigmoidTransform(), AffineTransform(nn.Parameter(torch.zeros(2)), 1.0)]),
+            ValueError,
+            "would not be trained",
+        ),
+    ],
+)
+def test_what_makes_no_bijection_is_named(yours: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        as_bijection(yours, 2)
+
+
+def test_a_torch_transform_takes_no_context() -> None:
+    with pytest.raises(ValueError, match="ExpTransform takes no context"):
+        as_bijection(ExpTransform(), 2, context_features=1)
+
+
+class Returns(nn.Module):
+    """Returns what a test wants it to."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+    def forward(self, x: Tensor) -> Any:
+        return self.result
+
+    def inverse(self, z: Tensor) -> Any:
+        return self.result
+
+
+@pytest.mark.parametrize(
+    ("result", "error", "message"),
+    [
+        (torch.zeros(5, 2), TypeError, r"Returns\.forward: expected \(z, log_det\); got a Tensor"),
+        ((torch.zeros(5, 2),) * 3, TypeError, "got 3 values"),
+        ((torch.zeros(5, 3), torch.zeros(5)), ValueError, r"z: expected shape \(5, 2\); got \(5, 3\)"),
+        ((torch.zeros(5, 2), torch.zeros(5, 2)), ValueError, r"log_det: expected shape \(5,\); got"),
+        ((torch.zeros(5, 2), 0.0), ValueError, r"log_det: expected shape \(5,\); got a float"),
+    ],
+)
+def test_wrong_results_are_named(result: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        as_bijection(Returns(result), 2).encode(torch.zeros(5, 2))
+
+
+def test_a_wrong_inverse_is_named() -> None:
+    with pytest.raises(ValueError, match=r"inverse's x: expected shape \(5, 2\); got \(5,\)"):
+        as_bijection(Returns(torch.zeros(5)), 2).decode(torch.zeros(5, 2))
+
+
+def test_flows_and_indices_say_how_to_wrap_a_module() -> None:
+    with pytest.raises(TypeError, match=r"Flow, layer 1: expected a layer.* got a Linear.*as_bijection"):
+        Flow([Scale((2,), 0.5), nn.Linear(2, 2)])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"Indexed, family: expected a layer.*as_bijection"):
+        Indexed(nn.Linear(2, 2), normal(1, 2), normal(1, 2))  # type: ignore[arg-type]
+
+
+def test_a_cumulative_distribution_maps_to_its_interval() -> None:
+    """A transform whose noise side is bounded is fine inside a flow, with its own inverse after it."""
+    cdf = CumulativeDistributionTransform(torch.distributions.Normal(0.0, 2.0))
+    x = torch.randn(5, 1)
+    flow = Flow([as_bijection(cdf, 1), as_bijection(cdf.inv, 1)])
+    assert_close(
+        flow.log_prob(x), torch.distributions.Normal(0, 1).log_prob(x).sum(-1), rtol=0, atol=1e-4
+    )

@@ -1,0 +1,262 @@
+"""Training in stages: an index that changes nothing at first, and stays only where it pays."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from ciflows import Flow, Indexed, build_model
+from ciflows.core.layer import Layer
+from ciflows.diagnostics.index_use import IndexWorth
+from ciflows.layers import Standardise
+from ciflows.models.index import IndexSettings, add_index
+from ciflows.tables.start import start_as_identity
+from ciflows.training import TrainingSettings, fit_flow
+from ciflows.training.checkpoint import Checkpoints, load_tensors
+from ciflows.training.monitor import Monitor
+from ciflows.training.settings import suited_to_rows
+from ciflows.training.staged import Shares, fit_staged
+
+INDEX = IndexSettings(affine_hidden=[16], prior_hidden=[16], posterior_hidden=[16])
+SETTINGS = TrainingSettings(
+    steps=200, batch_size=64, learning_rate=1e-2, validate_every=20, validation_samples=5
+)
+
+
+def plain_flow(context: int = 0) -> Flow:
+    """A trained-looking spline flow behind a standardisation."""
+    flow = build_model("nsf", features=2, context_features=context, layers=2, hidden=[8], seed=0)
+    layers: list[Layer] = [Standardise(torch.ones(2), torch.full((2,), 2.0)), *flow.layers]  # type: ignore[list-item]
+    return Flow(layers, flow.base)
+
+
+def two_blobs(n: int, seed: int) -> Tensor:
+    """Two normal distributions of standard deviation 0.3 around (2, 2) and (-2, -2)."""
+    generator = torch.Generator().manual_seed(seed)
+    centre = 4.0 * torch.randint(2, (n, 1), generator=generator) - 2.0
+    return centre + 0.3 * torch.randn(n, 2, generator=generator)
+
+
+@pytest.mark.parametrize("context", [0, 3])
+def test_an_added_index_does_not_change_the_density(context: int) -> None:
+    flow = plain_flow(context).double().eval()
+    indexed = add_index(flow, INDEX, seed=1).eval()
+    x = torch.randn(50, 2, dtype=torch.float64)
+    given = torch.randn(50, context, dtype=torch.float64) if context else None
+    estimate = indexed.estimate(x, 7, context=given, seed=0)
+    assert torch.allclose(estimate.log_prob, flow.log_prob(x, context=given), atol=1e-12)
+    assert torch.allclose(estimate.effective_samples, torch.full((50,), 7.0, dtype=torch.float64))
+    assert sum(isinstance(layer, Indexed) for layer in indexed.layers) == 2
+
+
+def test_every_part_of_an_added_index_learns() -> None:
+    """s and t get a gradient at once, p and q as soon as they have moved."""
+    flow = add_index(plain_flow(), INDEX)
+    optimizer = torch.optim.Adam(flow.parameters(), 1e-2)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (-flow.log_weight(two_blobs(64, seed=0)).mean()).backward()
+        optimizer.step()
+    for layer in flow.layers:
+        if isinstance(layer, Indexed):
+            assert all(bool((p.grad != 0).any()) for p in layer.parameters() if p.grad is not None)
+            assert all(p.grad is not None for p in layer.parameters())
+
+
+def test_what_cannot_take_an_index_is_refused() -> None:
+    with pytest.raises(ValueError, match="no bijection with weights"):
+        add_index(Flow([Standardise(torch.zeros(2), torch.ones(2))]), INDEX)
+    with pytest.raises(ValueError, match="must be equal"):
+        add_index(plain_flow(), IndexSettings(prior_hidden=[8]))
+    with pytest.raises(ValueError, match="over vectors"):
+        add_index(build_model("realnvp-image", shape=(1, 4, 4), blocks=1, channels=4), INDEX)
+
+
+def test_what_cannot_be_trained_in_stages_is_refused() -> None:
+    x = torch.randn(10, 2)
+    with pytest.raises(ValueError, match="indices already"):
+        fit_staged(add_index(plain_flow(), INDEX), x, x, SETTINGS, INDEX)
+    with pytest.raises(ValueError, match="adam alone"):
+        fit_staged(plain_flow(), x, x, SETTINGS.model_copy(update={"optimizer": "muon"}), INDEX)
+
+
+@pytest.fixture
+def _always_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ciflows.training.staged.STILL_LEARNING", math.inf)
+
+
+@pytest.fixture(scope="module")
+def blobs() -> tuple[Tensor, Tensor]:
+    return two_blobs(1000, seed=1), two_blobs(500, seed=2)
+
+
+@pytest.mark.usefixtures("_always_race")
+@pytest.mark.parametrize(("nats", "stays"), [(0.1, True), (0.004, False), (-0.1, False)])
+def test_an_index_stays_where_it_is_ahead(
+    blobs: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch, nats: float, stays: bool
+) -> None:
+    monkeypatch.setattr("ciflows.training.staged.index_worth", lambda *_: IndexWorth(nats, 0.01))
+    flow, settings = plain_flow(), SETTINGS.model_copy(update={"steps": 40})
+    staged = fit_staged(flow, *blobs, settings, INDEX)
+    assert staged.indexed is stays
+    assert any(isinstance(layer, Indexed) for layer in staged.flow.layers) is stays
+    assert (staged.flow is flow) is not stays
+    assert ("kept" in staged.story) is stays
+
+
+def test_training_never_ends_below_its_start(blobs: tuple[Tensor, Tensor]) -> None:
+    """Steps that are far too large make everything worse: then the first weights stay."""
+    flow = plain_flow().eval()
+    start = flow.log_prob(blobs[1]).mean()
+    settings = SETTINGS.model_copy(update={"steps": 40, "learning_rate": 5.0, "clip": 1e6})
+    staged = fit_staged(flow, *blobs, settings, INDEX)
+    assert staged.flow.log_prob(blobs[1], 5, seed=0).mean() >= start
+    assert staged.outcome.validation >= start
+
+
+@pytest.mark.parametrize(
+    ("rows", "rate", "every"), [(100, 0.001, 10), (8000, 0.004, 155), (10**6, 0.005, 200)]
+)
+def test_a_learning_rate_that_suits_the_rows(rows: int, rate: float, every: int) -> None:
+    auto = {"batch_size": 256, "learning_rate": 0.0, "validate_every": 200}
+    settings = suited_to_rows(SETTINGS.model_copy(update=auto), rows)
+    assert settings.learning_rate == pytest.approx(rate)
+    assert settings.validate_every == every
+
+
+class _Rates(Monitor):
+    """Keeps the learning rates of each stage."""
+
+    def __init__(self) -> None:
+        self.stages: list[list[float]] = []
+
+    def begin(self, step: int, steps: int, done: float) -> None:
+        self.stages.append([])
+
+    def record(self, step: int, values: dict[str, float], done: float) -> None:
+        self.stages[-1].append(values["learning_rate"])
+
+
+@pytest.mark.usefixtures("_always_race")
+def test_the_learning_rate_has_one_schedule_over_all_stages(blobs: tuple[Tensor, Tensor]) -> None:
+    rates = _Rates()
+    settings = SETTINGS.model_copy(update={"steps": 100, "validate_every": 5})
+    fit_staged(plain_flow(), *blobs, settings, INDEX, monitor=rates)
+    first, second, race, race_indexed, finish = rates.stages
+    assert race == race_indexed
+    # ten of a hundred steps are the loser's, and the winner does without them
+    done = [k / 20 for k in range(1, 9)] + [k / 18 for k in range(9, 19)]
+    truth = [0.5e-2 * (1 + math.cos(math.pi * share)) for share in done]
+    assert [*first, *second, *race, *finish] == pytest.approx(truth, abs=1e-9)
+
+
+def test_a_flow_that_still_learns_is_trained_as_without_stages(
+    blobs: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ciflows.training.staged.STILL_LEARNING", -math.inf)
+    settings = SETTINGS.model_copy(update={"steps": 100, "validate_every": 10, "average": 0.9})
+    staged = fit_staged(plain_flow(), *blobs, settings, INDEX)
+    alone = plain_flow()
+    outcome = fit_flow(alone, *blobs, settings.model_copy(update={"objective": "elbo"}))
+    assert staged.outcome._replace(seconds=0) == outcome._replace(seconds=0)
+    assert staged.worth is None
+    assert "to the end without an index" in staged.story
+    for name, value in alone.state_dict().items():
+        assert torch.equal(value, staged.flow.state_dict()[name])
+
+
+@pytest.mark.usefixtures("_always_race")
+def test_the_indexed_flow_goes_on_where_the_plain_one_was(
+    blobs: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    settings = SETTINGS.model_copy(update={"steps": 100, "validate_every": 10, "average": 0.9})
+    fit_staged(plain_flow(), *blobs, settings, INDEX, shares=Shares(0.4, 0.0, 0.6), folder=tmp_path)
+    flow = plain_flow()
+    settings = settings.model_copy(update={"objective": "elbo"})
+    fit_flow(flow, *blobs, settings, checkpoints=Checkpoints(tmp_path / "again"), until=0.4)
+    plain, facts = load_tensors(tmp_path / "again" / "step-000000040.safetensors")
+    indexed, its_facts = load_tensors(tmp_path / "indexed" / "step-000000040.safetensors")
+    assert {**facts, "seconds": 0} == {**its_facts, "seconds": 0}
+    second_spline = [name for name in plain if "layers.2." in name]  # an index comes before it
+    assert second_spline
+    for name in second_spline:
+        assert torch.equal(plain[name], indexed[name.replace("layers.2.", "layers.3.")])
+
+
+@pytest.mark.usefixtures("_always_race")
+def test_the_outcome_counts_all_stages(blobs: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(update={"steps": 40, "validate_every": 5})
+    first = fit_staged(plain_flow(), *blobs, settings, INDEX, folder=tmp_path)
+    assert first.outcome.steps == 36  # the other flow's steps in the race do not count
+    again = fit_staged(plain_flow(), *blobs, settings, INDEX, folder=tmp_path)
+    assert again.worth == first.worth  # all stages were finished: nothing is trained again
+    x = blobs[1]
+    assert torch.equal(again.flow.log_prob(x, 3, seed=0), first.flow.log_prob(x, 3, seed=0))
+
+
+SHORT = SETTINGS.model_copy(update={"steps": 100, "validate_every": 5, "learning_rate": 1e-4})
+
+
+def trained(blobs: tuple[Tensor, Tensor]) -> Flow:
+    flow = plain_flow()
+    fit_flow(flow, *blobs, SETTINGS.model_copy(update={"steps": 300, "validate_every": 50}))
+    return flow
+
+
+def test_the_best_of_several_flows_has_the_rest_of_the_time(
+    blobs: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, better = plain_flow(), trained(blobs)
+    steps = _Steps()
+    monkeypatch.setattr("ciflows.training.staged.STILL_LEARNING", math.inf)
+    staged = fit_staged(first, *blobs, SHORT, INDEX, others=[better], folder=tmp_path, monitor=steps)
+    assert staged.members == (1,)
+    assert staged.flow is better
+    assert steps.stages[:2] == [15, 15]  # a trial takes 15 % of the steps
+    assert max(steps.stages) == 76  # all but the other one's trial and the index's part of the race
+    too_short = SHORT.model_copy(update={"steps": 20})
+    assert fit_staged(first, *blobs, too_short, INDEX, others=[better]).members == (0,)
+    again = fit_staged(plain_flow(), *blobs, SHORT, INDEX, others=[trained(blobs)], folder=tmp_path)
+    assert again.members == (1,)
+    assert torch.equal(again.flow.log_prob(blobs[1]), staged.flow.log_prob(blobs[1]))
+
+
+class _Steps(Monitor):
+    """Keeps the last step of each stage."""
+
+    def __init__(self) -> None:
+        self.stages: list[int] = []
+
+    def begin(self, step: int, steps: int, done: float) -> None:
+        self.stages.append(step)
+
+    def record(self, step: int, values: dict[str, float], done: float) -> None:
+        self.stages[-1] = step
+
+
+def tiny_spline() -> Layer:
+    flow = build_model("nsf", features=2, layers=1, hidden=[8], seed=0)
+    start_as_identity(flow)
+    return cast(Layer, flow.layers[0])
+
+
+def test_the_result_is_a_mixture_where_that_is_ahead() -> None:
+    """Two flows that cannot learn, each around one of two clusters."""
+    flows = [Flow([Standardise(torch.full((2,), m), torch.ones(2)), tiny_spline()]) for m in (-2.0, 2.0)]
+    x = torch.cat([torch.randn(500, 2) - 2, torch.randn(500, 2) + 2])
+    x, held_out = x[::2], x[1::2]
+    settings = SHORT.model_copy(update={"learning_rate": 1e-9})
+    staged = fit_staged(flows[0], x, held_out, settings, INDEX, others=flows[1:])
+    assert staged.members == (0, 1)
+    assert "a mixture of 2 flows" in staged.story
+    with_fixed = fit_staged(flows[0], x, held_out, settings, INDEX, fixed=flows[1:])
+    assert with_fixed.members == (0, 1)
+    log_probs = torch.stack([flow.log_prob(held_out) for flow in flows])
+    truth = torch.logsumexp(log_probs, 0) - math.log(2)
+    assert (staged.flow.log_prob(held_out) - truth).abs().mean() < 0.02
+    assert staged.outcome.validation == pytest.approx(truth.mean().item(), abs=0.02)
