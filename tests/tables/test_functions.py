@@ -132,3 +132,11 @@ def test_a_step_is_not_read_off_a_few_values() -> None:
     x[:3] += [0.002, 0.004, 0.006]
     schema, _ = survey({"x": np.round(x, 3)})
     assert schema.columns[0].measure.startswith("probability for each step of 0.001")
+
+
+def test_columns_that_crowd_at_zero_lie_on_no_line() -> None:
+    crowded = np.random.default_rng(5).beta(0.05, 0.7, size=(2, ROWS))
+    survey({"a": crowded[0], "b": normals(1)[0]})
+    survey({"a": crowded[0], "b": crowded[1]})
+    with pytest.raises(UserError, match=r"b - a = 0"):
+        survey({"a": crowded[0], "b": np.where(normals(1)[0] > 0, crowded[0], crowded[1])})

@@ -22,6 +22,7 @@ NEIGHBOURS = 8
 SURFACE_ROWS = 1000
 ON_SURFACE = 0.03  # of its spread that a column may be off a plane through its neighbours
 FALL = 0.45  # of what it was off with a quarter of the rows
+CROWD = 1000  # tolerances around a value: rows that lie there are no evidence of a line
 
 
 class Line(NamedTuple):
@@ -41,13 +42,15 @@ def find_line(x: Array, y: Array, names: tuple[str, str], slanted: bool = True) 
         names: Their names.
         slanted: Whether to look for lines of any slope; points of two lattices lie on many by chance.
     """
-    size = float(np.abs(x).max() + np.abs(y).max())
+    tolerance = ROUNDING * float(np.abs(x).max() + np.abs(y).max())
+    # two columns that crowd at 0 agree there up to rounding, and neither determines the other
+    away = np.minimum(np.abs(x), np.abs(y)) > CROWD * tolerance
     first, second = names
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(np.abs(x)), np.log(np.abs(y))
         terms = {
-            f"{second} - {first}": (y - x, ROUNDING * size),
-            f"{second} + {first}": (y + x, ROUNDING * size),
+            f"{second} - {first}": ((y - x)[away], tolerance),
+            f"{second} + {first}": ((y + x)[away], tolerance),
             f"{second} / {first}": (logs[1] - logs[0], 100 * EPS),
             f"{second} · {first}": (logs[1] + logs[0], 100 * EPS),
         }
@@ -88,7 +91,9 @@ def _slanted(x: Array, y: Array, names: tuple[str, str]) -> Line | None:
         slope = (y[j[hit]] - y[i[hit]]) / (x[j[hit]] - x[i[hit]])
         rest = y - slope * x
         tolerance = 1e-9 * float(y.std())
-        share = float((np.abs(rest - rest[i[hit]]) <= tolerance).mean())
+        on_line = np.abs(rest - rest[i[hit]]) <= tolerance
+        away = np.abs(y - np.median(y[on_line])) > CROWD * tolerance
+        share = float((on_line & away).mean())
         if share >= LEAST_ON_LINE:
             sign = "-" if slope > 0 else "+"
             return Line(f"{names[1]} {sign} {abs(slope):g}·{names[0]}", float(rest[i[hit]]), share)
