@@ -313,6 +313,9 @@ def test_gradients_by_weights_are_unbiased(name: str, monkeypatch: pytest.Monkey
     assert_close(values, full_bound(flow, 4000, 1, Noise.seeded(0)))
     with pytest.raises(UserError, match="draws = inner = 1"):
         vi.Bound(correlated, flow, draws=2).by_weights(5)
+    amortised = ciflows.build_model("maf", features=2, context_features=1, **SMALL)
+    with pytest.raises(UserError, match="not for flows with a context"):
+        vi.Bound(correlated, amortised).by_weights(5)
 
 
 def test_path_gradients_of_a_perfect_fit_are_zero() -> None:
@@ -373,32 +376,34 @@ def test_annealing_finds_more_modes() -> None:
         elbos.append(vi.evaluate(four_modes, flow, 4000).elbo)
     assert elbos[0] < -1.3
     assert elbos[1] > -0.9
-    with pytest.raises(UserError, match="shares of the steps"):
+    with pytest.raises(UserError, match="anneal is a share of the steps"):
         vi.fit(four_modes, flow, steps=1, anneal=2)
 
 
 def test_balancing_finds_the_shares_of_modes() -> None:
     """Few paths lead from a mode to the next, so that their masses hardly change; weights tell them."""
     elbos = []
-    for balance in (False, True):
+    for balance in (0.0, 0.75):
         flows = [ciflows.build_model("nsf", features=1, layers=2, hidden=[16], seed=i) for i in range(3)]
         for seed, flow in enumerate(flows):
             how: dict[str, Any] = {"steps": 300, "batch": 64, "anneal": 0.5, "balance": balance}
             vi.fit(four_modes, flow, **how, learning_rate=0.05, seed=seed)
         elbos.append(sum(vi.evaluate(four_modes, flow, 4000).elbo for flow in flows) / 3)
     assert elbos[1] > elbos[0] + 0.1, elbos
+    with pytest.raises(UserError, match="balance is a share of the steps"):
+        vi.fit(four_modes, cif(), steps=1, balance=2)
+    with pytest.raises(UserError, match="draws = inner = 1"):
+        vi.fit(correlated, cif(), steps=4, draws=2, balance=0.5)
 
 
-def test_the_rate_falls_after_a_while() -> None:
-    state = vi._State(cif(), 10, (0.1, 0.2), 0.4, 0)
+def test_rates_fall_to_zero() -> None:
+    state = vi._State(cif(), 2, (0.1, 0.2), 0)
     rates = []
-    for state.done in range(11):
-        rates.append(state._share())
-    assert rates[:5] == [1] * 5
-    assert rates[7] == pytest.approx(0.5)
-    assert rates[10] == pytest.approx(0)
-    with pytest.raises(UserError, match="shares of the steps"):
-        vi.fit(four_modes, cif(), steps=1, hold=2)
+    for _ in range(2):
+        state.take(sum(p.sum() for p in state.parameters))
+        rates.append([group["lr"] for group in state.adam.param_groups])
+    assert rates[0] == pytest.approx([0.1, 0.2])
+    assert rates[1] == pytest.approx([0.05, 0.1])
 
 
 def test_the_power_rises_to_one() -> None:

@@ -11,10 +11,10 @@ The whole comparison, with three seeds (a GPU's):
 
 A part of it on a CPU:
 
-    python docs/examples/lattice.py --modes 16 --scales 1 --steps 2000
+    python docs/examples/lattice.py --modes 16 --scales 1 --steps 4000
 
-For part of the steps the target is flattened, and the rates stay as they are (`--anneal 0` leaves that
-out). Every second step balances the masses of the modes (`--no-balance`).
+In the first fifth of the steps the target is flattened (`--anneal 0` leaves that out). The last three
+quarters balance the masses of the modes (`--balance 0`).
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["nsf", "cif-nsf"])
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--batch", type=int, default=1000)
-    parser.add_argument("--rate", type=float, default=1e-2)
+    parser.add_argument("--rate", type=float, default=5e-3)
     parser.add_argument("--index-rate", type=float, default=0.3)
-    parser.add_argument("--anneal", type=float, default=0.4)
+    parser.add_argument("--anneal", type=float, default=0.2)
     parser.add_argument("--first-power", type=float, default=0.1)
-    parser.add_argument("--no-balance", action="store_true")
+    parser.add_argument("--balance", type=float, default=0.75)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", help="where to draw samples of the first seed")
@@ -80,13 +80,8 @@ def main() -> None:
         len(rows), len(given.models), squeeze=False, figsize=(3 * len(given.models), 3 * len(rows))
     )
     print("  K  base sd  model     seed   ELBO (error)      log Z (error)     CPU seconds", flush=True)
-    how = {name: getattr(given, name) for name in ("steps", "batch", "anneal", "first_power")}
-    how |= {
-        "learning_rate": given.rate,
-        "index_rate": given.index_rate,
-        "hold": given.anneal,
-        "balance": not given.no_balance,
-    }
+    names = "steps", "batch", "index_rate", "anneal", "first_power", "balance"
+    how = {name: getattr(given, name) for name in names} | {"learning_rate": given.rate}
     runs = itertools.product(range(given.seeds), enumerate(rows), enumerate(given.models))
     for seed, (place, (modes, scale)), (column, name) in runs:
         flow, log_density = build(name, scale, seed).to(given.device), lattice(modes)

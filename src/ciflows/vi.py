@@ -37,7 +37,7 @@ CLIP = 10.0
 POWER_ITERATIONS = 5
 SKIPS = 100  # steps in a row without a finite gradient before giving up
 CHUNK = 10_000
-MOST_OFF = 3.0  # from the mean log-ratio: what is further off counts as this, or few samples would rule
+MOST_OFF = 10.0  # from the mean log-ratio: what is further off counts as this, or few samples would rule
 
 
 class Evidence(NamedTuple):
@@ -106,32 +106,39 @@ class Bound:
         make = self._path_wise_ratio if self.path_wise else self._plain_ratio
         return log_mean_exp(make(batch, context, noise or Noise()))
 
-    def by_weights(
-        self, batch: int, context: Tensor | None = None, noise: Noise | None = None
-    ) -> Tensor:
+    def by_weights(self, batch: int, noise: Noise | None = None) -> Tensor:
         """Bounds (batch,) whose gradients take no path through the samples, for K = M = 1.
 
             ∇ = (r - mean of r) ∇ log p(x, u) + ∇ log q(u | x),   r = log π(x) - W
 
         (VarGrad; Richter et al., 2020). It makes samples likelier whose ratio r is above the mean. So it
         moves mass between modes, where the gradient of a path does so only by the few samples that lie
-        between them. It too is zero for a perfect fit.
+        between them, and which clipping and Adam make light of. It too is zero for a perfect fit.
         """
-        if self.draws > 1 or self.inner > 1 or self.flow.noisy:
-            raise UserError(
-                "Gradients by weights, as for balance=True, need draws = inner = 1 and exact "
-                "log-determinants."
-            )
+        self.check_by_weights()
         record = RecordingNoise((noise or Noise()).generator)
         with torch.no_grad():
-            x = self.flow.draw((batch,), context, record)
+            x = self.flow.draw((batch,), None, record)
         split = SplitNoise(record)
-        log_weight = self.flow.log_weight(x, context, split)
+        log_weight = self.flow.log_weight(x, None, split)
         with torch.no_grad():
-            log_ratio = self._log_target(x, context) - log_weight
+            log_ratio = self._log_target(x, None) - log_weight
             off = (log_ratio - log_ratio.mean()).clamp(-MOST_OFF, MOST_OFF)
         surrogate = (off - off.mean()) * log_weight + sum(split.log_qs)
         return log_ratio + surrogate - surrogate.detach()
+
+    def check_by_weights(self) -> None:
+        """Refuse `by_weights` where its gradients would be wrong."""
+        if self.draws > 1 or self.inner > 1 or self.flow.noisy:
+            raise UserError(
+                "Gradients by weights, as for balance > 0, need draws = inner = 1 and exact "
+                "log-determinants."
+            )
+        if self.flow.context_shape is not None:
+            raise UserError(
+                "Gradients by weights, as for balance > 0, compare samples of one density: they are not "
+                "for flows with a context."
+            )
 
     def _plain_ratio(self, batch: int, context: Tensor | None, noise: Noise) -> Tensor:
         """log π(x) - W (draws, batch)."""
@@ -210,10 +217,9 @@ def fit(
     inner: int = 1,
     learning_rate: float = 1e-3,
     index_rate: float = 1.0,
-    hold: float = 0.0,
     anneal: float = 0.0,
     first_power: float = 0.01,
-    balance: bool = False,
+    balance: float = 0.0,
     context: Tensor | None = None,
     seed: int = 0,
     progress: Callable[[int, float], None] | None = None,
@@ -231,13 +237,12 @@ def fit(
         inner: Draws of u for each x.
         learning_rate: Of the first step; it falls to 0 along a cosine.
         index_rate: Factor of it for the networks of indices.
-        hold: Share of the steps before it begins to fall.
         anneal: Share of the steps in which π is flattened, for a π of several modes: its power rises
             from `first_power` to 1 by equal factors (after Rezende and Mohamed, 2015).
         first_power: The lower it is, the flatter π is at first: valleys of d nats have about
             first_power * d then.
-        balance: Whether every second step takes `Bound.by_weights`: the modes that are found then get
-            their right shares of the mass.
+        balance: Share of the steps, the last ones, that take `Bound.by_weights`: the modes that are
+            found then get their right shares of the mass. Not for amortised flows.
         context: All contexts (rows, context_shape) of an amortised flow: each step takes some of them.
         seed: Seed of all draws but those of log_density itself.
         progress: Called with the number of steps done and the last bound.
@@ -245,23 +250,26 @@ def fit(
         every: Steps between two states, and between two calls of `progress`.
     """
     _check_context(flow, context)
-    if not 0 <= anneal <= 1 or not 0 <= hold <= 1:
-        raise UserError(
-            f"anneal and hold are shares of the steps, from 0 to 1; got {anneal} and {hold}."
-        )
+    for name, share in (("anneal", anneal), ("balance", balance)):
+        if not 0 <= share <= 1:
+            raise UserError(f"{name} is a share of the steps, from 0 to 1; got {share}.")
     if not 0 < first_power <= 1:
         raise UserError(f"first_power is above 0 and at most 1; got {first_power}.")
     facts: dict[str, Any] = {"steps": steps, "batch": batch, "draws": draws, "inner": inner}
-    facts |= {"learning_rate": learning_rate, "index_rate": index_rate, "hold": hold}
-    facts |= {"anneal": anneal, "first_power": first_power, "balance": balance, "seed": seed}
-    state = _State(flow, steps, (learning_rate, learning_rate * index_rate), hold, seed)
+    facts |= {"learning_rate": learning_rate, "index_rate": index_rate, "anneal": anneal}
+    facts |= {"first_power": first_power, "balance": balance, "seed": seed}
+    state = _State(flow, steps, (learning_rate, learning_rate * index_rate), seed)
     if checkpoint is not None and Path(checkpoint).exists():
         state.load(Path(checkpoint), facts)
     bound, maps, skipped = Bound(log_density, flow.train(), draws, inner), spectral_maps(flow), 0
+    if balance:
+        bound.check_by_weights()
     while state.done < steps:
         bound.power = _power(state.done / steps, anneal, first_power)
-        value_of = bound.by_weights if balance and state.done % 2 else bound
-        values = value_of(batch, _some(context, batch, state.noise), state.noise)
+        if state.done >= steps * (1 - balance):
+            values = bound.by_weights(batch, state.noise)
+        else:
+            values = bound(batch, _some(context, batch, state.noise), state.noise)
         skipped = 0 if state.take(values.mean()) else skipped + 1
         if skipped == SKIPS:
             raise UserError(
@@ -286,10 +294,8 @@ def _power(done: float, anneal: float, first: float) -> float:
 class _State:
     """All that a step changes: the flow, Adam's moments, the generator and the bounds so far."""
 
-    def __init__(
-        self, flow: Flow, steps: int, rates: tuple[float, float], hold: float, seed: int
-    ) -> None:
-        self.flow, self.rates, self.hold, self.done = flow, rates, hold, 0
+    def __init__(self, flow: Flow, steps: int, rates: tuple[float, float], seed: int) -> None:
+        self.flow, self.rates, self.done = flow, rates, 0
         self.history = torch.full((steps,), math.nan)
         self.noise = Noise.seeded(seed, flow.device)
         self.parameters = [p for p in flow.parameters() if p.requires_grad]
@@ -300,8 +306,9 @@ class _State:
 
     def take(self, value: Tensor) -> bool:
         """Step up a value's gradient; False, and no step, where it is not finite."""
+        fallen = 0.5 * (1 + math.cos(math.pi * self.done / len(self.history)))
         for group, rate in zip(self.adam.param_groups, self.rates, strict=True):
-            group["lr"] = rate * self._share()
+            group["lr"] = rate * fallen
         self.adam.zero_grad()
         (-value).backward()
         norm = nn.utils.clip_grad_norm_(self.parameters, CLIP)
@@ -311,12 +318,6 @@ class _State:
         self.history[self.done] = value.detach()
         self.done += 1
         return finite
-
-    def _share(self) -> float:
-        """The share of its first value that a rate has now."""
-        done = self.done / len(self.history)
-        fallen = (done - self.hold) / (1 - self.hold) if done > self.hold else 0.0
-        return 0.5 * (1 + math.cos(math.pi * fallen))
 
     def save(self, path: Path, facts: dict[str, Any]) -> None:
         tensors = {f"flow.{name}": value for name, value in self.flow.state_dict().items()}
