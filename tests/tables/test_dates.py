@@ -10,8 +10,8 @@ import pytest
 
 import ciflows
 from ciflows.errors import UserError
-from ciflows.report.columns import _values
 from ciflows.runs.run import Run
+from ciflows.tables.values import column_values
 
 SMALL = {"layers": 1, "hidden": [8], "steps": 20}
 ROWS = 300
@@ -90,7 +90,15 @@ def test_a_conditional_density_takes_dates(frame: pl.DataFrame) -> None:
 
 def test_a_report_shows_numbers_of_days(run: Run) -> None:
     dataset = run.dataset()
-    assert np.allclose(_values(dataset, dataset.test), dataset.test.numpy(), atol=1e-5)
+    values = column_values(dataset.schema, dataset.test)
+    assert np.allclose(values, dataset.test.numpy(), atol=1e-5)
+
+
+def test_questions_about_dates_are_answered_in_their_units(run: Run, frame: pl.DataFrame) -> None:
+    assert len(run.coverage(samples=50).columns) == 4
+    answers = run.quantile(0.5, n=500)
+    assert abs(answers["day"][0] - frame["day"].cast(pl.Int32).median()) < 60
+    assert abs(answers["when"][0] - frame["when"].dt.epoch("s").median()) < 5e6
 
 
 def test_what_cannot_be_is_refused(run: Run, frame: pl.DataFrame) -> None:

@@ -20,8 +20,8 @@ from ciflows.report.column_plots import Feature, Part, draw_marginal, draw_pair
 from ciflows.report.grids import Entry
 from ciflows.report.page import Block, Picture, make_picture, set_number
 from ciflows.report.plots import PANEL
-from ciflows.tables.facts import as_numbers
 from ciflows.tables.read import own_names
+from ciflows.tables.values import column_values
 
 if TYPE_CHECKING:
     from ciflows.datasets import Dataset
@@ -68,10 +68,10 @@ def compare_columns(entries: Sequence[Entry], seed: int) -> Columns:
     count = effective_rows(rows.weight, len(rows))
     rows = resampled(rows)
     codes = [draw_samples(entry, SAMPLES, rows.context, seed) for entry in entries]
-    test, *drawn = (_values(dataset, part) for part in (rows.x, *codes))
+    test, *drawn = (column_values(dataset.schema, part) for part in (rows.x, *codes))
     pairs = [[kolmogorov(a, b) for a, b in zip(test.T, model.T, strict=True)] for model in drawn]
     limit = chance(count, len(drawn[0]), test.shape[1])
-    shown = test if rows.context is not None else _values(dataset, _shown(dataset))
+    shown = test if rows.context is not None else column_values(dataset.schema, _shown(dataset))
     names = [entry.name for entry in entries]
     return Columns(_features(dataset), shown, names, drawn, np.array(pairs).T, limit)
 
@@ -170,18 +170,6 @@ def _features(dataset: Dataset) -> list[Feature]:
         Feature(c.name, c.words, c.levels is not None, getattr(c, "step", 0.0))
         for c in dataset.schema.columns
     ]
-
-
-def _values(dataset: Dataset, codes: Tensor) -> Array:
-    """Values of the file (rows, columns); levels of what is categorical."""
-    if dataset.schema is None:
-        return codes.flatten(1).double().cpu().numpy()
-    frame = dataset.schema.decode(codes)
-    columns = [
-        codes[:, place].cpu().numpy() if column.words else as_numbers(frame[column.name])
-        for place, column in enumerate(dataset.schema.columns)
-    ]
-    return np.stack(columns, axis=1).astype(np.float64)
 
 
 # -- measures ----------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ciflows.diagnostics import Check, Coverage, calibrate
 from ciflows.report.grids import Entry
@@ -48,10 +47,7 @@ def _coverage_pictures(entry: Entry, seed: int) -> list[Picture]:
     given = bool(schema.given)
     rows = entry.dataset.rows("test")[: ROWS_GIVEN if given else ROWS]
     samples, draws = (SAMPLES_GIVEN, DRAWS_GIVEN) if given else (SAMPLES, DRAWS)
-
-    def values(codes: Tensor) -> Array:
-        return column_values(schema, codes)
-
+    values = partial(column_values, schema)
     coverage = calibrate(entry.flow, rows, schema.names, values, samples, draws, seed)
     worst = sorted(coverage.columns, key=lambda check: -check.gap)[:MOST_HISTOGRAMS]
     whole = partial(draw_coverage, coverage=coverage)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 __all__ = ["check_data", "coverage", "write_picture"]
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ciflows.core.rows import Rows
 from ciflows.datasets import is_built_in, load_dataset
@@ -59,7 +59,7 @@ def coverage(
     if len(found) < 2:
         raise UserError(f"At least two rows are needed; got {len(found)}.")
     samples = samples or (SAMPLES if found.context is None else SAMPLES_A_ROW)
-    return calibrate(run.flow, found, names, lambda codes: _values(run, codes), samples, draws, seed)
+    return calibrate(run.flow, found, names, partial(column_values, run.schema), samples, draws, seed)
 
 
 def check_data(
@@ -113,10 +113,6 @@ def _read(run: Run, data: str | None) -> Rows:
         return run.rows(data)
     with errors_of(data):
         return run.rows(pl.concat(read_chunks(Path(data))))
-
-
-def _values(run: Run, codes: Tensor) -> NDArray[np.float64]:
-    return codes.double().cpu().numpy() if run.schema is None else column_values(run.schema, codes)
 
 
 def _spread_out(count: int, most: int | None) -> NDArray[np.int64]:

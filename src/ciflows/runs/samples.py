@@ -104,10 +104,8 @@ class Samples:
 
     def values(self) -> Iterator[Array]:
         """Samples (rows, n, columns) in the units of the file; levels of what is categorical."""
-        schema = self.run.schema
         for codes, _ in self.codes():
-            flat = codes.flatten(0, 1)
-            values = flat.double().cpu().numpy() if schema is None else column_values(schema, flat)
+            values = column_values(self.run.schema, codes.flatten(0, 1))
             yield values.reshape(*codes.shape[:2], -1)
 
     def tables(self) -> Iterator[pl.DataFrame]:

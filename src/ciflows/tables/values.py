@@ -8,14 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ciflows.tables.facts import as_numbers
 from ciflows.tables.schema import Schema
 
 
-def column_values(schema: Schema, codes: Tensor) -> NDArray[np.float64]:
-    """Codes (rows, columns), such as samples, as values of the file; levels of what is categorical."""
-    numbers = codes.double().cpu().numpy()
+def column_values(schema: Schema | None, codes: Tensor) -> NDArray[np.float64]:
+    """Codes (rows, *), such as samples, as values of the file (rows, columns), dates as in `as_numbers`.
+
+    Levels stand for what is categorical. Without a schema the codes are the values.
+    """
+    numbers = codes.flatten(1).double().cpu().numpy()
+    if schema is None:
+        return numbers
     columns = [
-        numbers[:, i] if column.words else column.decode(numbers[:, i]).to_numpy()
+        numbers[:, i] if column.words else as_numbers(column.decode(numbers[:, i]))
         for i, column in enumerate(schema.columns)
     ]
-    return np.stack(columns, axis=1).astype(np.float64)
+    return np.stack(columns, axis=1)
