@@ -733,6 +733,8 @@ def _make_parts(run: Run, job: Job, engine: Engine, resume: bool, as_json: bool 
         say(f"{made.reused} parts were there already.")
     if made.log_prob is not None:
         say(f"Mean log-likelihood {made.log_prob:.4f} ± {made.std_error or 0:.4f}, not weighted.")
+    if made.impossible:
+        say(f"{made.impossible:,} rows have density 0: out of a column's bounds, or too far off.")
     if made.late:
         say(f"{made.late} rows have a larger standard error than you asked for: raise --max-samples.")
     if made.bad:

@@ -66,6 +66,10 @@ def test_a_folder_has_the_scores_of_all_rows(
     [
         (["big/*.csv", "--out", "x"], "no such file"),
         (["big", "--out", "x", "--key", "name"], "lacks the column name"),
+        (["big", "--out", "x", "--key", "log_prob"], "have a column log_prob already"),
+        (["big", "--out", "x", "--key", "id,sex,id"], "names id twice"),
+        (["big/0.parquet", "--key", "id,id"], "names id twice"),
+        (["ids.parquet", "--out", "x", "--missing", "integrate"], "has none of the columns"),
         (["narrow.parquet", "--out", "x"], "lacks the columns"),
         (["words.parquet", "--out", "x"], "were numbers in training"),
         (["big", "--out", "x", "--resume"], "no job was begun"),
@@ -80,6 +84,7 @@ def test_a_folder_has_the_scores_of_all_rows(
 def test_mistakes_are_told_before_anything_is_written(
     words: list[str], answer: str, tmp_path: Path, command: Callable[..., str]
 ) -> None:
+    people(20)[["id"]].write_parquet(tmp_path / "ids.parquet")
     people(20)[["height", "sex"]].write_parquet(tmp_path / "narrow.parquet")
     people(20).with_columns(height=pl.lit("tall")).write_parquet(tmp_path / "words.parquet")
     assert answer in command("score", "run", *words, code=1)
@@ -156,6 +161,27 @@ def test_bad_rows(
     assert len(scores) == (397 if way == "drop" else 400)
     assert scores.filter(good).drop("row").equals(expected.filter(good).drop("row"))
     assert scores.filter(~good)["log_prob"].to_list() == ([] if way == "drop" else [None] * 3)
+
+
+@pytest.mark.usefixtures("files")
+def test_rows_with_gaps_are_no_bad_rows(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Callable[..., str]
+) -> None:
+    """Only those whose gaps cannot be integrated over are, and those that are wrong elsewhere."""
+    table = spoil(people(20)).drop("size3")
+    table.write_parquet(tmp_path / "gaps.parquet")
+    words = ["score", "run", "gaps.parquet", "-m", "6", "--missing", "integrate"]
+    assert "1 rows could not be scored" in command(*words, "--out", "scores")
+    assert pl.read_csv(tmp_path / "scores" / "_bad_rows.csv").rows() == [(7, "sex")]
+    expected = score_frame(run, table, ScoreSettings(samples=6, missing="integrate"))
+    assert read(tmp_path / "scores").drop("row").equals(expected)
+    said = command(*words, "--out", "dropped", "--on-bad-row", "drop")
+    assert "Wrote 19 rows" in said
+    failing = expected.with_columns(pl.when(pl.int_range(20) != 3).then(pl.all()))
+    monkeypatch.setattr(parts, "score_frame", lambda *_: failing)
+    command(*words, "--out", "hopeless")
+    listed = pl.read_csv(tmp_path / "hopeless" / "_bad_rows.csv").rows()
+    assert listed == [(3, "height, size3"), (7, "sex")]
 
 
 @pytest.mark.parametrize("way", ["null", "drop", "fail"])

@@ -14,7 +14,7 @@ import torch
 from ciflows.errors import UserError
 from ciflows.runs.parts import Job, Part, make_part
 from ciflows.runs.run import Run, load_run
-from ciflows.runs.score import ScoreSettings, score_frame
+from ciflows.runs.score import ScoreSettings, check_key, score_frame
 from ciflows.tables.faults import check_types
 from ciflows.tables.schema import check_columns
 
@@ -118,11 +118,12 @@ def score_dataset(
 
     if run.schema is None:
         raise UserError("Only a run over a table scores a dataset.")
+    check_key(key or [])
     schema = dataset.schema()
     if schema is not None:
         head = pl.DataFrame(pl.from_arrow(schema.base_schema.empty_table()))
         check_columns(head, key or [])
-        check_types(run.schema, head)
+        check_types(run.schema, head, settings.integrate)
     arguments = (str(run.path.absolute()), settings, key)
     return dataset.map_batches(
         BatchScorer,

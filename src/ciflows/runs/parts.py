@@ -33,10 +33,10 @@ from ciflows.errors import UserError
 from ciflows.files import atomic_path, read_json, write_json
 from ciflows.runs.folder import WEIGHTS
 from ciflows.runs.run import Run
-from ciflows.runs.score import ScoreSettings, score_frame
+from ciflows.runs.score import ScoreSettings, check_key, score_frame
 from ciflows.tables.faults import check_types, find_faults
 from ciflows.tables.read import errors_of
-from ciflows.tables.schema import check_columns
+from ciflows.tables.schema import Schema, check_columns
 
 if TYPE_CHECKING:
     import polars as pl
@@ -101,13 +101,14 @@ class Made(NamedTuple):
     """A job's result.
 
     Attributes:
-        rows: Rows of all parts.
+        rows: Rows that were written.
         bad: Rows that could not be scored.
         bad_file: The file that lists them; None if there are none.
         log_prob: Mean over the rows that could; None for samples.
         std_error: Standard error of that mean.
         late: Rows whose standard error is above the one that was asked for.
         reused: Parts that were there already.
+        impossible: Rows with a density of 0: values outside a column's bounds, or infinitely far off.
     """
 
     rows: int
@@ -117,6 +118,7 @@ class Made(NamedTuple):
     std_error: float | None
     late: int
     reused: int
+    impossible: int = 0
 
 
 def plan_scores(run: Run, data: str, out: Path, settings: ScoreSettings, key: tuple[str, ...]) -> Job:
@@ -133,6 +135,7 @@ def plan_scores(run: Run, data: str, out: Path, settings: ScoreSettings, key: tu
 
     if run.schema is None:
         raise UserError("Only a run over a table scores into a folder of files: give one file.")
+    check_key(key)
     parts: list[Part] = []
     offset = 0
     for path in find_files(data):
@@ -140,7 +143,7 @@ def plan_scores(run: Run, data: str, out: Path, settings: ScoreSettings, key: tu
             table = _scan(path)
             head = table.head(0 if parts else 1000).collect()
             check_columns(head, key)
-            check_types(run.schema, head)
+            check_types(run.schema, head, settings.integrate)
             rows = int(table.select(pl.len()).collect().item())
         for first in range(0, rows, PART_ROWS):
             some = min(PART_ROWS, rows - first)
@@ -223,10 +226,19 @@ def _score_part(run: Run, job: Job, part: Part) -> pl.DataFrame:
     numbers = pl.int_range(part.offset, part.offset + part.rows, dtype=pl.Int64, eager=True)
     ids = frame.select(job.key) if job.key else numbers.alias(ROW).to_frame()
     if scores["log_prob"].null_count():
-        faults = ids.with_columns(columns=find_faults(run.schema, frame)).drop_nulls("columns")
-        _write_csv(Path(job.out) / BAD / part.name.replace(".parquet", ".csv"), faults)
+        faults = _faults(run.schema, frame, job.settings.integrate)
+        bad = ids.with_columns(columns=faults).filter(scores["log_prob"].is_null())
+        _write_csv(Path(job.out) / BAD / part.name.replace(".parquet", ".csv"), bad)
     whole = pl.concat([ids, scores], how="horizontal")
     return whole.drop_nulls("log_prob") if job.settings.on_bad_row == "drop" else whole
+
+
+def _faults(schema: Schema, frame: pl.DataFrame, integrate: bool) -> pl.Series:
+    """The columns at fault in each row; those with gaps where these could not be integrated over."""
+    faults = find_faults(schema, frame, integrate)
+    if not integrate:
+        return faults
+    return faults.zip_with(faults.is_not_null(), find_faults(schema, schema.completed(frame)))
 
 
 def _sample_part(run: Run, job: Job, part: Part) -> Any:
@@ -239,9 +251,9 @@ def sum_up(job: Job, reused: int) -> Made:
     """The result of a job whose parts are all there, also written to _result.json."""
     import polars as pl
 
-    out, rows = Path(job.out), sum(part.rows for part in job.parts)
+    out = Path(job.out)
     if job.settings is None:
-        return Made(rows, 0, None, None, None, 0, reused)
+        return Made(sum(part.rows for part in job.parts), 0, None, None, None, 0, reused)
     lists = [pl.read_csv(path, infer_schema=False) for path in sorted((out / BAD).glob("*.csv"))]
     bad, bad_file = sum(map(len, lists)), out / f"{BAD}.csv"
     if bad:
@@ -249,14 +261,16 @@ def sum_up(job: Job, reused: int) -> Made:
     log_prob, limit = pl.col("log_prob"), job.settings.std_error
     late = pl.col("std_error") > (np.inf if limit is None else limit)
     files = [out / part.name for part in job.parts]
-    mean, spread, late = (
-        pl.scan_parquet(files, glob=False)
-        .select(mean=log_prob.cast(pl.Float64).mean(), spread=log_prob.std(), late=late.sum())
-        .collect()
-        .row(0)
+    found = pl.scan_parquet(files, glob=False).select(
+        rows=pl.len(),
+        mean=log_prob.cast(pl.Float64).mean(),
+        error=log_prob.std() / log_prob.count().sqrt(),
+        late=late.sum(),
+        impossible=(log_prob == -np.inf).sum(),
     )
-    error = None if spread is None else spread / max(1, rows - bad) ** 0.5
-    made = Made(rows, bad, str(bad_file) if bad else None, mean, error, late or 0, reused)
+    rows, mean, error, late, impossible = found.collect().row(0)
+    listed = str(bad_file) if bad else None
+    made = Made(rows, bad, listed, mean, error, late or 0, reused, impossible or 0)
     write_json(out / RESULT, made._asdict())
     return made
 

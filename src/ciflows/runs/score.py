@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "ScoreSettings",
     "Scored",
+    "check_key",
     "score_data",
     "score_frame",
     "score_rows",
@@ -90,6 +91,11 @@ class ScoreSettings:
     missing: str = "refuse"
 
     @property
+    def integrate(self) -> bool:
+        """Whether rows may have gaps."""
+        return self.missing == "integrate"
+
+    @property
     def precision(self) -> dict[str, Any]:
         """How many draws there are, as `Run.estimate` takes it."""
         return {"samples": self.samples, "std_error": self.std_error, "max_samples": self.max_samples}
@@ -104,6 +110,16 @@ class ScoreSettings:
             raise UserError(f"At least one draw is needed; got {fewest}.")
         if self.std_error is not None and not self.std_error > 0:
             raise UserError(f"The standard error to reach must be above 0; got {self.std_error}.")
+
+
+def check_key(key: Sequence[str]) -> None:
+    """Refuse key columns that cannot stand beside the scores."""
+    taken = [name for name in key if name in (*SCORES, "p_value", "p_value_std_error")]
+    if taken:
+        raise UserError(f"The scores have a column {taken[0]} already: it cannot be a key.")
+    twice = [name for name in key if key.count(name) > 1]
+    if twice:
+        raise UserError(f"The key names {twice[0]} twice.")
 
 
 def score_frame(run: Run, frame: pl.DataFrame, settings: ScoreSettings) -> pl.DataFrame:
@@ -123,7 +139,7 @@ def encode_good(run: Run, frame: pl.DataFrame, settings: ScoreSettings) -> tuple
     except UserError:
         if run.schema is None or settings.on_bad_row == "fail":
             raise
-        faults = find_faults(run.schema, frame, gaps=missing == "integrate")
+        faults = find_faults(run.schema, frame, settings.integrate)
         if not faults.is_not_null().any():
             raise
         return run.rows(frame.filter(faults.is_null()), missing), faults
@@ -275,9 +291,7 @@ def _chunks(
             raise UserError(f"{data}: only a table of your own has key columns.")
         yield from ((Rows(part), None, []) for part in _points(run, data, console).split(ROWS))
         return
-    taken = [name for name in key if name in (*SCORES, "p_value", "p_value_std_error")]
-    if taken:
-        raise UserError(f"The scores have a column {taken[0]} already: it cannot be a key.")
+    check_key(key)
     with errors_of(data):
         for frame in read_chunks(Path(data), ROWS):
             check_columns(frame, key)

@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-def check_types(schema: Schema, frame: pl.DataFrame) -> None:
-    """Refuse a table without the needed columns, or with words alone where numbers were in training."""
+def check_types(schema: Schema, frame: pl.DataFrame, gaps: bool = False) -> None:
+    """Refuse a table without the needed columns, or with words alone where numbers were in training.
+
+    With `gaps` modelled columns need not be there.
+    """
+    frame = schema.completed(frame) if gaps else frame
     schema.select(frame.clear())
     wrong = []
     for column in [*schema.columns, *schema.given]:
@@ -38,9 +42,7 @@ def find_faults(schema: Schema, frame: pl.DataFrame, gaps: bool = False) -> pl.S
     """
     import polars as pl
 
-    if gaps:
-        absent = [column for column in schema.columns if column.name not in frame.columns]
-        frame = frame.with_columns([column.empty(len(frame)) for column in absent])
+    frame = schema.completed(frame) if gaps else frame
     check_types(schema, frame)
     wrong = {column.name: _wrong(column, frame, gaps) for column in schema.columns}
     wrong |= {column.name: _wrong(column, frame) for column in schema.given}

@@ -170,6 +170,15 @@ class Schema(Settings):
         constants = [constant.name for constant in self.constants if constant.name in frame.columns]
         return self._as_numbers(frame.select(self.needed(weights) + constants))
 
+    def completed(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The table with gaps for the modelled columns that it lacks; it must have one of them."""
+        import polars as pl
+
+        if not set(self.names) & set(frame.columns):
+            raise UserError(f"has none of the columns {', '.join(self.names)}.")
+        empty = [c for c in self.columns if frame.schema.get(c.name, pl.Null) == pl.Null]
+        return frame.with_columns([column.empty(len(frame)) for column in empty])
+
     def decode(self, x: Tensor, given: pl.DataFrame | None = None) -> pl.DataFrame:
         """Numbers (rows, features) as a table with all columns of the file, beside those given."""
         import polars as pl
@@ -186,13 +195,7 @@ class Schema(Settings):
         """The columns that matter, with nulls for all that is missing, infinite or not there."""
         import polars as pl
 
-        there = [column for column in self.columns if column.name in frame.columns]
-        if not there:
-            raise UserError(f"has none of the columns {', '.join(self.names)}.")
-        absent = [column for column in self.columns if column not in there]
-        empty = [*absent, *(c for c in there if frame.schema[c.name] == pl.Null)]
-        frame = frame.with_columns([column.empty(len(frame)) for column in empty])
-        frame = self.select(frame, weights)
+        frame = self.select(self.completed(frame), weights)
         named = zip(frame.columns, filled(frame), strict=True)
         kept = [pl.when(there).then(pl.col(n)).alias(n) for n, there in named if n in self.names]
         return frame.with_columns(kept)
