@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["fit_default", "fit_plain"]
+__all__ = ["fit_default", "fit_indexed", "fit_plain"]
 
 import time
 from collections.abc import Callable
@@ -51,19 +51,29 @@ def fit_default(table: Table, seconds: float, seed: int) -> tuple[LogProb, str]:
 
 def fit_plain(table: Table, seconds: float, seed: int) -> tuple[LogProb, str]:
     """The plain spline flow of the same preset, for all of the time."""
+    return _fit_alone("nsf", table, seconds, seed)
+
+
+def fit_indexed(table: Table, seconds: float, seed: int) -> tuple[LogProb, str]:
+    """The same flow with an index from the first step on, for all of the time."""
+    return _fit_alone("cif-nsf", table, seconds, seed)
+
+
+def _fit_alone(model: str, table: Table, seconds: float, seed: int) -> tuple[LogProb, str]:
     begun = time.process_time()
     dataset, schema = _dataset(table)
-    flow = build_flow(_config(seconds, seed), dataset)
-    config = _config(seconds - (time.process_time() - begun), seed)
+    flow = build_flow(_config(seconds, seed, model), dataset)
+    config = _config(seconds - (time.process_time() - begun), seed, model)
     train, validation = dataset.rows("train"), dataset.rows("validation")
     outcome = fit_flow(flow, train, validation, config.training, seed=seed, clock=time.process_time)
     return _log_prob(flow, schema), f"{outcome.steps} steps"
 
 
-def _config(seconds: float, seed: int) -> RunConfig:
-    """The preset of tables, for so many seconds; the same for both."""
+def _config(seconds: float, seed: int, model: str = "nsf") -> RunConfig:
+    """The preset of tables, for so many seconds and without stages, which `fit_default` makes itself."""
     changes = {"steps": 10**6, "max_minutes": seconds / 60, "validation_samples": 5, "patience": None}
-    return resolve("table.csv", "nsf", seed, [read_config("table"), {"training": changes}])
+    changes |= {"staged": False}
+    return resolve("table.csv", model, seed, [read_config("table"), {"training": changes}])
 
 
 def _index() -> dict[str, list[int]]:

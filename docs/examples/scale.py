@@ -1,9 +1,10 @@
 """What scoring costs: one process, and Ray with one and two workers, in turns on the same files.
 
-    python docs/examples/scale.py RUN 'big/*.parquet' [--std-error 0.1] [--turns 1]
+    python docs/examples/scale.py RUN 'big/*.parquet' [--std-error 0.1] [--turns 1] [--workers 0 1]
 
 Prints, for each, rows per second of the clock and of processor time, and the largest memory of a worker.
-On a shared machine processor time is the figure to trust.
+On a shared machine processor time is the figure to trust. A machine with a GPU scores there, with one
+worker for each GPU.
 """
 
 from __future__ import annotations
@@ -94,13 +95,14 @@ def main() -> None:
     parser.add_argument("--std-error", type=float, default=None)
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--part-rows", type=int, default=10_000)
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="0: this process")
     given = parser.parse_args()
     torch.set_num_threads(1)
     parts.PART_ROWS = given.part_rows
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     settings = ScoreSettings(std_error=given.std_error)
     for _ in range(given.turns):
-        one, *others = (measure(given.run, given.data, settings, workers) for workers in (0, 1, 2))
+        one, *others = (measure(given.run, given.data, settings, workers) for workers in given.workers)
         print("the same bits:", all(one.equals(other) for other in others))
 
 
