@@ -78,7 +78,7 @@ class Cells(Marginal):
         lower, upper = self._cumulative()
         index = cell.long()
         p = _look_up(self.probabilities, index)
-        v = noise.latent(self, noise.uniform(x.shape, like=p)).clamp(2.0**-30, 1 - 2.0**-30)
+        v = self._place(noise, x.shape, p)
         z = quantile(_look_up(lower, index) + p * v, _look_up(upper, index + 1) + p * (1 - v))
         share = torch.where(in_tail, -torch.log((beyond + 1) * (beyond + 2)), 0.0)
         share = torch.where((beyond > 0) & ~in_tail, -torch.inf, share)
@@ -90,7 +90,10 @@ class Cells(Marginal):
         columns = z.reshape(-1, self.columns).T.contiguous()
         cell = torch.searchsorted(edges, columns, right=True).T.reshape(z.shape)
         cell = torch.minimum(cell.to(z.dtype), self.last)
-        noise.record(self, self._place(z, cell.long()))
+        index = cell.long()
+        p, u, c = _look_up(self.probabilities, index), torch.special.ndtr(z), torch.special.ndtr(-z)
+        below, above = _look_up(lower, index), _look_up(upper, index + 1)
+        noise.record(self, self._off_jump(u, c, below, p, above))
         level = cell - self.below
         if bool((self.below + self.above).any()):
             u = noise.uniform(z.shape, like=z).clamp(min=1 / MOST_BEYOND)
@@ -98,14 +101,6 @@ class Cells(Marginal):
             level = torch.where((cell == 0) & (self.below > 0), level - beyond, level)
             level = torch.where((cell == self.last) & (self.above > 0), level + beyond, level)
         return self.origin + self.step * level
-
-    def _place(self, z: Tensor, index: Tensor) -> Tensor:
-        """v in (0, 1): where z lies in its cell, accurate in both tails."""
-        lower, upper = self._cumulative()
-        p = _look_up(self.probabilities, index)
-        from_below = (torch.special.ndtr(z) - _look_up(lower, index)) / p
-        from_above = (torch.special.ndtr(-z) - _look_up(upper, index + 1)) / p
-        return torch.where(z < 0, from_below, 1 - from_above).clamp(0, 1)
 
     def _cumulative(self) -> tuple[Tensor, Tensor]:
         """Probabilities below and above each of the edges: (columns, levels + 1) both."""

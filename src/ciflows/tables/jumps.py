@@ -75,8 +75,8 @@ class Jumps(Marginal):
 
     def encode(self, x: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         place, is_atom = self.find(x)
-        z_rest, log_rest = self._encode_rest(torch.where(is_atom, self._inside(), x), place, noise)
-        z_atom, log_atom = self._encode_atoms(place, noise)
+        z_rest, log_rest = self._encode_rest(torch.where(is_atom, self.rest.inside(), x), place, noise)
+        z_atom, log_atom = self._on_jump(*(_take(part, place) for part in self._edges()), noise)
         return torch.where(is_atom, z_atom, z_rest), torch.where(is_atom, log_atom, log_rest)
 
     def decode(self, z: Tensor, noise: Noise) -> Tensor:
@@ -92,8 +92,7 @@ class Jumps(Marginal):
         t = quantile((u - under) / share, (c - over) / share)
         t = self._far(z, t, under == 0, over == 0, forward=False)
         x = self.rest.decode(t, noise)
-        v = torch.where(u < 0.5, (u - below) / width, 1 - (c - above) / width)
-        noise.record(self, torch.where(on, v, 0.0))
+        noise.record(self, torch.where(on, self._off_jump(u, c, below, width, above), 0.0))
         return torch.where(on, _take(self.atoms, place), x)
 
     def _landed(
@@ -127,12 +126,6 @@ class Jumps(Marginal):
         z = self._far(t, z, under == 0, over == 0, forward=True)
         return z, torch.where(far, 0.0, log_weight) + log_slope
 
-    def _encode_atoms(self, place: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        below, p, above = (_take(part, place) for part in self._edges())
-        v = noise.latent(self, noise.uniform(p.shape, like=p)).clamp(2.0**-30, 1 - 2.0**-30)
-        z = quantile(below + p * v, above + p * (1 - v))
-        return z, torch.log(p) - log_normal(z)
-
     def _edges(self) -> tuple[Tensor, Tensor, Tensor]:
         """Probabilities of all values below each atom, of itself, and above it: (columns, most) each."""
         share = self._share()[:, None]
@@ -154,10 +147,6 @@ class Jumps(Marginal):
         start, end = (-tail, reached) if forward else (reached, -tail)
         mapped = torch.where(below & (given < start), end + (given - start), mapped)
         return torch.where(above & (given > -start), -end + (given + start), mapped)
-
-    def _inside(self) -> Tensor:
-        """A value between the bounds that stands in for an atom: (columns,)."""
-        return self.rest.decode(torch.zeros_like(self.rest.low), Noise())
 
     def _share(self) -> Tensor:
         """r, the probability of all values that are no atoms: (columns,)."""

@@ -18,11 +18,11 @@ Everything here is arithmetic in float64: values such as 10⁷ ± 1, or 10⁻³�
 
 from __future__ import annotations
 
-__all__ = ["Marginal", "Smooth", "log_normal", "normal_between", "quantile"]
+__all__ = ["Marginal", "Smooth", "log_normal", "normal_between", "or_one", "quantile"]
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -70,6 +70,25 @@ class Marginal(nn.Module, ABC):
         """Values and the log-weights that `encode` has for them with the same draws; not for atoms."""
         x = self.decode(z, noise)
         return x, self.encode(x, noise)[1]
+
+    def _place(self, noise: Noise, shape: Sequence[int], like: Tensor) -> Tensor:
+        """v ~ U(0, 1), inside (0, 1): where in its cell or jump a value's score lies."""
+        v = noise.latent(self, noise.uniform(shape, like=like))
+        return v.clamp(2.0**-30, 1 - 2.0**-30)
+
+    def _on_jump(self, below: Tensor, p: Tensor, above: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        """A score on a jump of the distribution function by p, and its log-weight log p - log φ(z)."""
+        v = self._place(noise, p.shape, p)
+        z = quantile(below + p * v, above + p * (1 - v))
+        return z, torch.log(p) - log_normal(z)
+
+    def _off_jump(self, u: Tensor, c: Tensor, below: Tensor, p: Tensor, above: Tensor) -> Tensor:
+        """v in [0, 1] of a score on a jump by p, from its probability u = 1 - c: exact in both tails."""
+        return torch.where(u < 0.5, (u - below) / p, 1 - (c - above) / p).clamp(0, 1)
+
+    def inside(self) -> Tensor:
+        """Values (columns,) between the bounds, to stand in for those that the map does not see."""
+        return self.decode(next(self.buffers()).new_zeros(self.columns), Noise())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Follow the module to its device, and stay in float64 whatever type it is converted to."""
@@ -149,10 +168,9 @@ class Smooth(Marginal):
     def encode(self, x: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         log_step = torch.zeros_like(x)
         if self.lattices:
-            v = noise.latent(self, noise.uniform(x.shape, like=x)).clamp(2.0**-30, 1 - 2.0**-30)
             outside = (x < self.low) | (x >= self.high)
-            x = x + self.step * v
-            log_step = torch.where(self.step > 0, self.step, 1.0).log().expand_as(x)
+            x = x + self.step * self._place(noise, x.shape, x)
+            log_step = or_one(self.step).log().expand_as(x)
             log_step = torch.where(outside & (self.step > 0), -torch.inf, log_step)
         z, log_slope = self.scores(x)
         return z, log_step + log_slope
@@ -161,7 +179,7 @@ class Smooth(Marginal):
         """z = T(x) and log T'(x), both (*, columns), without any draw; -inf outside the bounds."""
         y, log_slope = self._unbounded(x)
         u = (y - self.centre) / self.scale
-        tail = self._safe_tail()
+        tail = or_one(self.tail)
         t = torch.where(self.tail > 0, torch.asinh(tail * u) / tail, u)
         log_slope = log_slope - torch.log(torch.hypot(torch.ones_like(u), self.tail * u))
         return (t - self.mean) / self.std, log_slope - torch.log(self.scale * self.std)
@@ -177,14 +195,14 @@ class Smooth(Marginal):
 
     def values(self, z: Tensor) -> Tensor:
         """x = T⁻¹(z), between the points of lattices too."""
-        t, tail = z * self.std + self.mean, self._safe_tail()
+        t, tail = z * self.std + self.mean, or_one(self.tail)
         u = torch.where(self.tail > 0, torch.sinh((tail * t).clamp(-FARTHEST, FARTHEST)) / tail, t)
         return self._bounded(u * self.scale + self.centre)
 
     def decode(self, z: Tensor, noise: Noise) -> Tensor:
         x = self.values(z)
         if self.lattices:
-            step = torch.where(self.step > 0, self.step, 1.0)
+            step = or_one(self.step)
             count = (x - self.origin) / step + 1e-9
             noise.record(self, count - torch.floor(count))
             whole = self.origin + step * torch.floor(count)
@@ -211,10 +229,6 @@ class Smooth(Marginal):
                 ends = self.low[places], self.inner[places], self.high[places]
                 x[..., places] = _CLOSE[kind](y[..., places].clamp(-700.0, 700.0), *ends)
         return x
-
-    def _safe_tail(self) -> Tensor:
-        """λ, and 1 where λ is 0 and unused: both branches of a `where` have to be finite."""
-        return torch.where(self.tail > 0, self.tail, 1.0)
 
 
 def _between(low: Tensor, high: Tensor) -> Tensor:
@@ -270,6 +284,11 @@ def _close_both(y: Tensor, low: Tensor, inner: Tensor, high: Tensor) -> Tensor:
 
 _OPEN = {"lower": _open_lower, "upper": _open_upper, "both": _open_both}
 _CLOSE = {"lower": _close_lower, "upper": _close_upper, "both": _close_both}
+
+
+def or_one(numbers: Tensor) -> Tensor:
+    """Numbers, and 1 where they are 0 and unused: both branches of a `where` have to be finite."""
+    return torch.where(numbers > 0, numbers, 1.0)
 
 
 def log_normal(z: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ciflows.core.noise import Noise
-from ciflows.tables.marginals import Marginal, Smooth, log_normal, normal_between, quantile
+from ciflows.tables.marginals import Marginal, Smooth, log_normal, normal_between, or_one, quantile
 
 ON_GRID = 1e-9  # of a step: what is nearer to the end of a cell is in the next
 
@@ -74,14 +74,11 @@ class Rounded(Marginal):
 
     def encode(self, x: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         on, (k, low, high) = self.on_grid(x), self.cell(x)
-        t, log_weight = self.rest.encode(torch.where(on, self._inside(), x), noise)
+        t, log_weight = self.rest.encode(torch.where(on, self.rest.inside(), x), noise)
         edge = torch.where(x < k, low, high)
         z = quantile(self._mix(t, edge), self._mix(-t, -edge))
         log_rest = torch.log1p(-self.share) + log_weight + log_normal(t) - log_normal(z)
-        below, p, above = self._jump(k, low, high)
-        v = noise.latent(self, noise.uniform(p.shape, like=p)).clamp(2.0**-30, 1 - 2.0**-30)
-        z_on = quantile(below + p * v, above + p * (1 - v))
-        log_on = torch.log(p) - log_normal(z_on)
+        z_on, log_on = self._on_jump(*self._jump(k, low, high), noise)
         beyond = torch.where(self.step > 0, x >= self.high, x > self.high)
         log_on = torch.where((x < self.low) | beyond, -torch.inf, log_on)
         return torch.where(on, z_on, z), torch.where(on, log_on, log_rest)
@@ -99,16 +96,13 @@ class Rounded(Marginal):
             (c - self.share * torch.special.ndtr(-edge)) / rest,
         )
         x = self.rest.decode(t, noise)
-        place = torch.where(lower, (u - below) / p, 1 - (c - above) / p)
-        noise.record(self, torch.where(under | over, 0.0, place).clamp(0, 1))
+        noise.record(self, torch.where(under | over, 0.0, self._off_jump(u, c, below, p, above)))
         return torch.where(under | over, x, k)
 
     def cell(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The value of the grid that x (*, columns) is rounded to, and T at the ends of its cell."""
         step = self.step
-        half = torch.where(
-            step > 0, step * torch.floor(0.5 * self.grid / _or_one(step)), 0.5 * self.grid
-        )
+        half = torch.where(step > 0, step * torch.floor(0.5 * self.grid / or_one(step)), 0.5 * self.grid)
         count = torch.floor((x - self.origin + half) / self.grid + ON_GRID)
         first = torch.ceil((self.low - self.origin) / self.grid - ON_GRID)
         last = torch.floor((self.high - step - self.origin) / self.grid + ON_GRID)
@@ -137,14 +131,6 @@ class Rounded(Marginal):
     def _mix(self, t: Tensor, edge: Tensor) -> Tensor:
         """(1 - s) Φ(t) + s Φ(edge)."""
         return (1 - self.share) * torch.special.ndtr(t) + self.share * torch.special.ndtr(edge)
-
-    def _inside(self) -> Tensor:
-        """A value between the bounds that stands in for one on the grid: (columns,)."""
-        return self.rest.decode(torch.zeros_like(self.low), Noise())
-
-
-def _or_one(step: Tensor) -> Tensor:
-    return torch.where(step > 0, step, 1.0)
 
 
 def _open_quantile(below: Tensor, above: Tensor) -> Tensor:

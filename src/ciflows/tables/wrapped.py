@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ciflows.core.noise import Noise
-from ciflows.tables.marginals import Marginal, log_normal
+from ciflows.tables.marginals import Marginal, log_normal, or_one
 
 TURNS = 4  # either way; scores reach 8 there, for the widest scale
 
@@ -64,7 +64,7 @@ class Wrapped(Marginal):
         z, below = self._turns(x)
         turn = (draw[..., 1:] >= below).sum(-1, keepdim=True).clamp(max=2 * TURNS)
         chosen = z.gather(-1, turn)[..., 0]
-        log_step = torch.where(self.step > 0, self.step, 1.0).log()
+        log_step = or_one(self.step).log()
         return chosen, log_step + self.log_density(x) - log_normal(chosen)
 
     def log_density(self, x: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class Wrapped(Marginal):
         turn = (turns - z[..., None]).abs().argmin(-1, keepdim=True)
         above = below.gather(-1, turn)[..., 0]
         share = torch.softmax(log_normal(turns), -1).gather(-1, turn)[..., 0]
-        step = torch.where(self.step > 0, self.step, 1.0)
+        step = or_one(self.step)
         count = (x - self.origin) / step + 1e-9
         noise.record(self, torch.stack([count - torch.floor(count), above - 0.5 * share], -1))
         x = torch.where(self.step > 0, self.origin + step * torch.floor(count), x)
