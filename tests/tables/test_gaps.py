@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import ciflows
 from ciflows.cli import app
 from ciflows.core.flow import Flow
+from ciflows.core.noise import Noise
 from ciflows.core.rows import Rows
 from ciflows.errors import UserError
 from ciflows.layers.gaussian_mixture import GaussianMixture
@@ -95,6 +96,24 @@ def test_the_density_of_what_is_there_is_a_gaussians_marginal() -> None:
     assert abs(score.mean()) < 4 / math.sqrt(len(score))
     assert score.abs().max() < 4.5
     assert 0.6 < score.std() < 1.6
+
+
+@pytest.mark.parametrize("std_error", [None, 0.05])
+def test_errors_hold_where_the_missing_value_has_several_modes(std_error: float | None) -> None:
+    """A tenth of the proposal's draws have no weight here: four draws and their error miss it."""
+    angle = torch.arange(12) * math.pi / 6
+    means = 8 * torch.stack([angle.cos(), angle.sin()], 1)
+    base = GaussianMixture(12, 2)
+    base.set(torch.ones(12) / 12, means, 0.05 * torch.eye(2).expand(12, 2, 2))
+    gaps = GapFlow(Flow([ColumnLayer(2, [([0, 1], smooth(2))])], base).eval())
+    a = (base.draw((200,), noise=Noise.seeded(0))[:, 0]).double()
+    law = torch.distributions.Normal(means[:, 0].double(), math.sqrt(0.05))
+    truth = torch.logsumexp(law.log_prob(a[:, None]), 1) - math.log(12)
+    rows = Rows(torch.stack([a, torch.full_like(a, NAN)], 1))
+    estimate = estimate_gaps(gaps, rows, seed=0, std_error=std_error)
+    scores = (estimate.log_prob - estimate.bias - truth) / estimate.std_error
+    assert scores.abs().max() < 5
+    assert (scores.abs() > 3).float().mean() < 0.03
 
 
 def test_imputed_values_are_a_gaussians_conditional_law() -> None:

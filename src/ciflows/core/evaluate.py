@@ -155,12 +155,13 @@ def estimate(
     x: Tensor,
     samples: int,
     std_error: float | None,
+    min_samples: int,
     max_samples: int,
     context: Tensor | None,
     noise: Noise,
 ) -> Estimate:
     """Estimate log p(x) for each x (*, shape); see `Flow.estimate`."""
-    check_samples(min(samples, max_samples))
+    check_samples(min(samples, min_samples, max_samples))
     if std_error is not None and not std_error > 0:
         raise ValueError(f"Flow: a standard error to reach must be above 0; got {std_error}.")
     _check_points(flow, x)
@@ -175,7 +176,8 @@ def estimate(
         if flow.exact or std_error is None:
             result = estimate_rows(flow, rows, samples, context, noise)
         else:
-            result = estimate_until(flow, rows, std_error, max_samples, context, noise)
+            limits = min_samples, max_samples
+            result = estimate_until(flow, rows, std_error, limits, context, noise)
     log_prob, elbo, *others = (column.reshape(leading) for column in result)
     return Estimate(log_prob, elbo, *(column.detach() for column in others))
 
@@ -213,7 +215,7 @@ def estimate_until(
     flow: Flow,
     rows: Tensor,
     std_error: float,
-    max_samples: int,
+    limits: tuple[int, int],
     context: Tensor | None,
     noise: Noise,
 ) -> Estimate:
@@ -223,12 +225,12 @@ def estimate_until(
         flow: The model.
         rows: Points (rows, shape).
         std_error: The standard error to reach.
-        max_samples: The most draws for one point.
+        limits: The fewest and the most draws for one point.
         context: Context (rows, context_shape).
         noise: Where the draws come from.
     """
-    chunks = _chunks(flow, rows, context)
-    result = _joined([_until(flow, *some, std_error, max_samples, noise) for some in chunks])
+    chunks, max_samples = _chunks(flow, rows, context), limits[1]
+    result = _joined([_until(flow, *some, std_error, *limits, noise) for some in chunks])
     late = int((result.std_error > std_error).sum())
     if late:
         warnings.warn(
@@ -303,6 +305,7 @@ def _until(
     rows: Tensor,
     context: Tensor | None,
     std_error: float,
+    min_samples: int,
     max_samples: int,
     noise: Noise,
 ) -> Estimate:
@@ -314,7 +317,7 @@ def _until(
     others in their estimates too. Rows whose trial weights have a heavy tail get more draws, some of
     them from a widened q.
     """
-    pending, samples = torch.arange(len(rows), device=rows.device), min(FIRST_DRAWS, max_samples)
+    pending, samples = torch.arange(len(rows), device=rows.device), min(min_samples, max_samples)
     trial, parts, places = RunningEstimate(max_samples), [], []
     fresh, wide = noise.from_draw(max_samples), WidenedNoise.like(noise).from_draw(2 * max_samples)
     while len(pending):

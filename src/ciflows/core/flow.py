@@ -183,6 +183,7 @@ class Flow(Density):
         samples: int = 100,
         *,
         std_error: float | None = None,
+        min_samples: int = evaluate.FIRST_DRAWS,
         max_samples: int = 10_000,
         context: Tensor | None = None,
         seed: int | None = None,
@@ -204,6 +205,8 @@ class Flow(Density):
             std_error: Draw until each point's standard error is at most this, up to `max_samples`.
                 Points with heavy-tailed weights (`pareto_k` above 0.7) get more draws, some of them from
                 a widened q. A warning counts the points that miss the tolerance.
+            min_samples: The fewest draws for one point, with `std_error`: where a tenth of the weights
+                are zero, a few draws may miss it.
             max_samples: The most draws for one point, with `std_error`.
             context: Context (*, context_shape) of a conditional density.
             seed: Seed of the draws; None for a random one.
@@ -211,7 +214,7 @@ class Flow(Density):
         """
         with on(self):
             return evaluate.estimate(
-                self, x, samples, std_error, max_samples, context, noise or RowNoise(seed)
+                self, x, samples, std_error, min_samples, max_samples, context, noise or RowNoise(seed)
             )
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ from ciflows.core.evaluate import Estimate
 from ciflows.core.noise import random_seed
 from ciflows.core.rows import Rows
 from ciflows.errors import UserError
-from ciflows.runs.metrics import estimate_rows
+from ciflows.runs.metrics import MOST_DRAWS, estimate_rows
 from ciflows.tables import Schema, TableLike
 from ciflows.tables.integrate import FEWEST, ROUND, GapFlow
 from ciflows.tables.schema import filled
@@ -58,6 +58,9 @@ def estimate_gaps(
 ) -> Estimate:
     """Estimate log p of rows with gaps, by draws as in `estimate_rows`; NaN where too few count.
 
+    Rows with gaps get at least 100 draws where you do not say how many: a tenth of a proposal's draws
+    may have no weight, and a few draws would miss it in their standard error.
+
     Arguments:
         gaps: The density.
         rows: The rows, with NaN for gaps.
@@ -67,8 +70,12 @@ def estimate_gaps(
         max_samples: The most draws for one row then.
     """
     seed = random_seed() if seed is None else seed
-    how: dict[str, Any] = {"std_error": std_error, "max_samples": max_samples}
-    return gaps.estimate(rows, partial(estimate_rows, samples=samples, seed=seed, **how), seed)
+    whole = partial(
+        estimate_rows, samples=samples, seed=seed, std_error=std_error, max_samples=max_samples
+    )
+    if std_error is None:
+        return gaps.estimate(rows, whole, partial(whole, samples=samples or MOST_DRAWS), seed)
+    return gaps.estimate(rows, whole, partial(whole, min_samples=MOST_DRAWS), seed)
 
 
 def impute(

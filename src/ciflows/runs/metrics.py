@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ciflows.core.evaluate import Estimate, Summary, summarise
+from ciflows.core.evaluate import FIRST_DRAWS, Estimate, Summary, summarise
 from ciflows.core.flow import Flow
 from ciflows.core.indexed import Indexed
 from ciflows.core.rows import Rows
@@ -54,6 +54,7 @@ def estimate_rows(
     seed: int | None = None,
     *,
     std_error: float | None = None,
+    min_samples: int = FIRST_DRAWS,
     max_samples: int = 10_000,
 ) -> Estimate:
     """Estimate log p(x) of each row; every score in a run comes from here.
@@ -69,13 +70,14 @@ def estimate_rows(
         samples: Draws for each row.
         seed: Seed of the draws; other draws at each call if None.
         std_error: Instead of `samples`, draw until each row's standard error is about this.
-        max_samples: The most draws for one row then.
+        min_samples: The fewest draws for one row then.
+        max_samples: The most.
     """
     rows = rows.on(flow)
     estimate = partial(flow.estimate, rows.x, context=rows.context, seed=seed)
     with SameBits(), warnings.catch_warnings():
         if std_error is not None:
-            return estimate(std_error=std_error, max_samples=max_samples)
+            return estimate(std_error=std_error, min_samples=min_samples, max_samples=max_samples)
         if samples is not None:
             return estimate(samples)
         warnings.simplefilter("ignore")  # of rows that would take more draws: their errors say so

@@ -28,6 +28,7 @@ from ciflows.layers.gaussian_mixture import fit_mixture
 from ciflows.tables.column_layer import ColumnLayer
 from ciflows.tables.completion import Completion, GapProposal
 
+Score = Callable[[Flow, Rows], Estimate]
 POOL, CONTEXT_POOL = 4000, 1000  # samples of the model that the first proposal is fitted to
 COMPONENTS, CONTEXT_COMPONENTS, ROW_COMPONENTS = (1, 4, 16), (1, 4), 3
 TRIAL, ROUND = 128, 512  # draws of a first trial, and of each round in which a proposal is adapted
@@ -66,7 +67,7 @@ class GapFlow:
         self.inner = Flow(rest, flow.base).eval()
 
     @torch.no_grad()
-    def estimate(self, rows: Rows, score: Callable[[Flow, Rows], Estimate], seed: int) -> Estimate:
+    def estimate(self, rows: Rows, score: Score, score_gaps: Score, seed: int) -> Estimate:
         """Estimate log p of the values that are there; NaN where too few draws count.
 
         A row in which all is missing has log p = 0.
@@ -74,6 +75,7 @@ class GapFlow:
         Arguments:
             rows: The rows.
             score: Estimates log p of rows under a flow.
+            score_gaps: The same, for the rows with gaps.
             seed: Seed of the trial draws.
         """
         rows = rows.on(self.flow)
@@ -83,7 +85,7 @@ class GapFlow:
         if len(whole):
             _put(result, whole, score(self.flow, rows[whole]))
         for plan in self.plans(rows, seed):
-            part = score(plan.flow, rows[plan.places])
+            part = score_gaps(plan.flow, rows[plan.places])
             hopeless = (plan.share < FEWEST / ROUND) & (part.log_prob > -torch.inf)
             part = Estimate(*(torch.where(hopeless, math.nan, column) for column in part))
             _put(result, plan.places, part)
