@@ -76,7 +76,8 @@ class Jumps(Marginal):
     def encode(self, x: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         place, is_atom = self.find(x)
         z_rest, log_rest = self._encode_rest(torch.where(is_atom, self.rest.inside(), x), place, noise)
-        z_atom, log_atom = self._on_jump(*(_take(part, place) for part in self._edges()), noise)
+        below, p, above = (_take(part, place) for part in self._edges())
+        z_atom, log_atom = self._on_jump(below, p, above, noise)
         return torch.where(is_atom, z_atom, z_rest), torch.where(is_atom, log_atom, log_rest)
 
     def decode(self, z: Tensor, noise: Noise) -> Tensor:
