@@ -78,8 +78,6 @@ class Noise:
         """The same noise for rows x (*, shape), whose `signs` depend on the row.
 
         Arguments:
-            x: The rows.
-            shape: Shape of one row.
             context: Their context (*, context_features); only `RowNoise` uses it.
         """
         if self.data is not None:  # inside another flow, whose data count
@@ -150,10 +148,6 @@ class TemperedNoise(Noise):
     """Noise whose normal numbers are multiplied by a temperature.
 
     Below 1 a flow's samples are less varied and more likely; above 1 the opposite.
-
-    Arguments:
-        generator: The generator that every number comes from; torch's default one if None.
-        temperature: The factor.
     """
 
     def __init__(self, generator: torch.Generator | None, temperature: float) -> None:

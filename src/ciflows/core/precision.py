@@ -15,9 +15,6 @@ def float32_products(exact: bool = True) -> Iterator[None]:
     """Multiply and convolve float32 in full, or with the 10 bits of TF32, for a while.
 
     Also a decorator. Torch's own default has convolutions in TF32.
-
-    Arguments:
-        exact: Whether all bits are kept.
     """
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest" if exact else "high")

@@ -28,9 +28,6 @@ WIDE_FACTOR = 3.0  # of q's standard deviation
 class RecordingNoise(Noise):
     """Noise that keeps the latent numbers with which the model makes its samples.
 
-    Arguments:
-        generator: The generator that every number comes from.
-
     Attributes:
         values: What each layer, or each posterior, recorded.
         contexts: The contexts of the posteriors.
@@ -56,9 +53,6 @@ class ReplayNoise(Noise):
 
     q is evaluated at the context that was recorded with a sample. The one that `encode` computes has the
     same value, but not its gradients.
-
-    Arguments:
-        record: What was kept while the samples were drawn.
     """
 
     def __init__(self, record: RecordingNoise) -> None:
@@ -94,7 +88,6 @@ class TrueDrawNoise(RowNoise):
     """Noise whose draw number 0 is the one that made each row; all others come from q.
 
     Arguments:
-        seed: Seed of the others.
         values: What a `RecordingNoise` kept while the rows were sampled.
     """
 
@@ -149,9 +142,6 @@ class WidenedNoise(RowNoise):
         log q_mix(u) = log q(u) + log((1 - α) + α q_c(u) / q(u)).
 
     A q that is too narrow then misses less. Posteriors that are not normal are drawn as they are.
-
-    Arguments:
-        seed: The seed.
     """
 
     @classmethod

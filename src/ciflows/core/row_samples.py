@@ -25,10 +25,6 @@ def sample_rows(
     batch, up to rounding. Rows with the same context have the same draws, unless they have numbers.
 
     Arguments:
-        flow: A conditional density.
-        n: Points for each context.
-        context: The contexts.
-        seed: Seed of the draws; a random one if None.
         numbers: A number for each row (rows,): rows that differ in it have independent draws.
 
     Example:

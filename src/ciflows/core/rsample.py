@@ -32,12 +32,7 @@ def rsample_with_log_weight(
 
 
 def check_rsample(flow: Flow, inner: int = 1) -> None:
-    """Refuse a flow without differentiable samples or without weights for them.
-
-    Arguments:
-        flow: The flow.
-        inner: Draws of u for each sample.
-    """
+    """Refuse a flow without differentiable samples or without weights for them."""
     if inner < 1:
         raise ValueError(f"Flow: inner draws must be at least 1; got {inner}.")
     check_eval_mode(flow, "a sample's weight")

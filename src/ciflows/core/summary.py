@@ -161,7 +161,6 @@ def summarise(estimate: Estimate, samples: int | None = None, weight: Tensor | N
     """Average per-point estimates (points,) over a data set, with errors over data and draws.
 
     Arguments:
-        estimate: The estimates.
         samples: Draws for each point; None to take what the estimate says.
         weight: How much each point counts (points,); all the same if None.
     """

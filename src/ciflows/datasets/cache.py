@@ -80,13 +80,7 @@ class Source(NamedTuple):
 
 
 def load_prepared(source: Source, prepare: Callable[[], Parts], say: Say = silent) -> Prepared:
-    """Load a data set from the cache; prepare it first if it is missing or damaged.
-
-    Arguments:
-        source: What it is prepared from.
-        prepare: Prepares it.
-        say: Called with a message if it takes long.
-    """
+    """Load a data set from the cache; prepare it first if it is missing or damaged."""
     folder = source.folder()
     for _ in range(ATTEMPTS):
         if folder.exists():

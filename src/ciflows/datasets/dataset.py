@@ -199,11 +199,7 @@ def table_dataset(
     """A data set from a table's rows, encoded.
 
     Arguments:
-        name: What to call it.
         chunks: Gives the rows, some at a time; called twice.
-        settings: Which columns to take, and how.
-        say: Called with what was found in the columns.
-        watch: Shows how far the reading has come.
     """
     table = prepare_table(chunks, settings, say, watch)
     digest = hashlib.sha256(table.schema.model_dump_json().encode())

@@ -54,7 +54,6 @@ def read_images(files: Sequence[Path], channels: int | None = None) -> Pixels:
     """Read images of one size: (rows, channels, height, width).
 
     Arguments:
-        files: PNG or JPEG files.
         channels: 3 to read grey images as coloured ones; if None, only if some are coloured.
     """
     images = [_read_image(path) for path in files]

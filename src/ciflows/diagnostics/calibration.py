@@ -159,11 +159,9 @@ def calibrate(
     Arguments:
         flow: The density, in eval mode.
         rows: The rows, with their contexts and weights if they have any.
-        names: Names of the columns.
         values: Turns points (*, columns) of the flow into values that can be compared.
         samples: Samples of the model; for each row, if it is conditional.
         draws: Draws of the index for each log p. Few are enough: all ranks suffer alike.
-        seed: Seed of all draws.
     """
     rows, rng = rows.on(flow), np.random.default_rng(seed)
     data, scores = values(rows.x), _scores(flow, rows.x, rows.context, draws, seed)

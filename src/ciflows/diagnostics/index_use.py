@@ -107,11 +107,7 @@ class IndexWorth(NamedTuple):
         return not self.nats > max(IDLE, 2 * self.std_error)
 
     def sentence(self, plain: str = "the flow without it") -> str:
-        """The worth in words.
-
-        Arguments:
-            plain: What to call the same model without an index.
-        """
+        """The worth in words."""
         if self.idle:
             return f"The index is idle: {plain} gives the same in about half of the time."
         return f"The index is worth {self.nats:.2f} ± {self.std_error:.2f} nats a row."
@@ -150,11 +146,6 @@ def index_activity(flow: Flow, x: Tensor, context: Tensor | None = None) -> Inde
     """What all indices do at rows x (rows, shape), in one pass of two draws: cheap enough for training.
 
     None for a flow without an index, over images, or with noisy log-determinants, and for a single row.
-
-    Arguments:
-        flow: The model, in eval() mode.
-        x: The rows (rows, shape).
-        context: Context (rows, context_shape) of a conditional density.
     """
     indexed = any(isinstance(layer, Indexed) for layer in _parts(flow)[0])
     if not indexed or flow.noisy or len(flow.shape) > 1 or len(x) < 2:

@@ -42,9 +42,6 @@ def masked_layer(
 
     Arguments:
         order: Order of the features (features,).
-        context_features: Size of the context; 0 for none.
-        hidden: Hidden sizes of the masked network.
-        coupling: Whether the layer is a coupling.
         options: Passed on to zuko, such as `univariate` and `shapes`.
     """
     features = len(order)

@@ -47,8 +47,6 @@ def compare_picture(
 
     Arguments:
         path: The PNG file to write; it gets two rows, or for several data sets one for each.
-        entries: The trained runs, on data in the plane.
-        seed: Seed of the draws.
         grids: What `density_grids` gave for these entries, where it has been called already.
     """
     if not entries or not all(in_plane(entry.dataset) for entry in entries):

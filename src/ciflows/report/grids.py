@@ -49,10 +49,8 @@ class Entry(NamedTuple):
 
     Attributes:
         name: What the report calls it.
-        flow: The trained flow.
         dataset: The data it was trained and tested on.
         metrics: The content of metrics.json.
-        history: The rows of metrics.jsonl.
         config: The resolved configuration, as TOML.
     """
 

@@ -64,10 +64,7 @@ def write_report(
     """Write a report on some trained runs, as one HTML file; return its verdict on each data set.
 
     Arguments:
-        path: The file to write.
         entries: The runs; those on the same data are set side by side.
-        title: Its heading.
-        seed: Seed of all draws that pictures and diagnostics need.
         grids: What `density_grids` gave for these entries, if it has been called already.
     """
     if not entries:

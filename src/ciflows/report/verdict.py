@@ -63,7 +63,6 @@ def judge(entries: Sequence[Entry], columns: Columns | None, scores: Sequence[Sc
     """Judge the model with the best test log-likelihood.
 
     Arguments:
-        entries: Runs on the same data.
         columns: Their samples beside the data; None for images.
         scores: Scores of each; none for images.
     """

@@ -47,7 +47,6 @@ def build_flow(config: RunConfig, dataset: Dataset) -> Flow:
     are taken as they are.
 
     Arguments:
-        config: The configuration.
         dataset: The data; statistics for the first layers come from the training part.
     """
     flow = _build_model(config, dataset.shape, dataset.context_features, indexed=not is_staged(config))
@@ -105,11 +104,6 @@ def other_starts(config: RunConfig, dataset: Dataset, flow: Flow) -> dict[Varian
     For a small table, one whose first weights are random, over the model's own base, and one with
     residual networks: on a larger one the time to try them is better spent on training. For all, not to
     be trained, a mixture of Gaussians. All have the same layer of columns.
-
-    Arguments:
-        config: The configuration.
-        dataset: The data.
-        flow: What `build_flow` made of them.
     """
     own, columns = variant_of(config, flow), flow.layers[0] if len(flow.layers) else None
     restarts = any(cast(Layer, layer).starts_from_data for layer in flow.layers)
@@ -179,8 +173,6 @@ def rebuild_flow(
     """Build the flow of a run without its data; its weights are yet to be loaded.
 
     Arguments:
-        config: The run's configuration.
-        about: The content of its about.json.
         indexed: Whether training in stages kept the index.
         members: The variants whose mixture the run is; what about.json tells if None.
     """

@@ -73,12 +73,8 @@ def check_data(
     """Check a run; write coverage.json, and coverage.csv with the ranks of each row.
 
     Arguments:
-        run: The run.
         data: A table's path, or a built-in set, whose test part is taken; the run's own if None.
         folder: The folder to create.
-        samples: Samples of the run, for each row if it is conditional.
-        rows: The most rows to look at.
-        seed: Seed of the samples.
     """
     import polars as pl
 

@@ -54,9 +54,7 @@ def compare_models(
     Arguments:
         configs: Configurations with the same data and different models; the first is the reference.
         folder: Gets compare.json, compare.png, report.html and a run folder for each model.
-        device: auto, cpu or cuda.
         resume: Resume the runs in the folder; finished ones are kept.
-        console: Shows progress.
     """
     from ciflows.report import compare_picture, density_grids, in_plane, write_report
 
@@ -84,12 +82,7 @@ def compare_models(
 
 
 def comparison_row(run: Run, reference: Run | None = None) -> dict[str, Any]:
-    """A run's row in compare.json.
-
-    Arguments:
-        run: The run.
-        reference: The run that it is compared with, row by row.
-    """
+    """A run's row in compare.json."""
     metrics = run.metrics
     difference = None if reference is None else _difference(run, reference)
     return {
@@ -105,7 +98,6 @@ def paired_difference(name: str, reference: RowScores, scores: RowScores) -> Dif
     """The mean of log p(x) - log p'(x) over the same rows, with its paired standard error.
 
     Arguments:
-        name: Name of the reference.
         reference: log p'(x) and weights of the rows.
         scores: log p(x) of the same rows.
 

@@ -92,8 +92,6 @@ def read_overrides(model: str, overrides: Sequence[str], others: Sequence[str] =
     """Parse the `key=value` arguments of the command line; the section of a key is found.
 
     Arguments:
-        model: The model that they are for.
-        overrides: The arguments.
         others: Other models that they are for: settings that only those have are ignored.
     """
     values: dict[str, Any] = {}
@@ -111,10 +109,7 @@ def place_settings(
     """Sort settings into their sections; `section.key` names the section.
 
     Arguments:
-        model: The model that they are for.
-        settings: Values by key.
         others: Other models that they are for: settings that only those have are ignored.
-        where: Where they come from, for the error message.
     """
     fields = {
         "architecture": get_model(model).settings.model_fields,
@@ -145,12 +140,6 @@ def resolve(data: str, model: str, seed: int = 0, layers: Sequence[Mapping[str, 
 
     A table [architecture.MODEL] counts for that model only, and [on.DATA] for that data set only. The
     path of a file becomes absolute.
-
-    Arguments:
-        data: Name of a built-in set, or a path.
-        model: Name of a model.
-        seed: Seed of parameters, data order and draws.
-        layers: The configurations.
     """
     config = _merge(data, model, seed, layers)
     if is_built_in(data) or not (Path(data).exists() or is_pattern(data)):

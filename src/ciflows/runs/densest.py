@@ -75,8 +75,6 @@ def densest(x: Array, level: float, column: Column | None = None, seed: int = 0)
     Standard errors are those of a bootstrap: in each replicate the nearest end of the same side counts.
 
     Arguments:
-        x: The numbers (n,).
-        level: The share.
         column: What they are: a lattice or numbers with atoms; a density if None.
         seed: Seed of the bootstrap.
 

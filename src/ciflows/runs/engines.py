@@ -47,11 +47,7 @@ def run_job(run: Run, job: Job, engine: Engine, resume: bool, console: Console) 
     """Make all parts of a job that are not there yet.
 
     Arguments:
-        run: The run, where the local engine is to use it.
-        job: The job.
-        engine: Who makes them.
         resume: Whether to go on in a folder where the same job was begun.
-        console: Shows the local engine's progress; Ray shows its own.
     """
     open_job(job, resume)
     parts = remaining(job)

@@ -46,13 +46,7 @@ class Published(Settings):
 
 @dataclass(frozen=True)
 class Experiment:
-    """A model with its settings on several data sets.
-
-    Attributes:
-        name: The name of its file.
-        model: The name of its model.
-        values: All that its file says.
-    """
+    """A model with its settings on several data sets."""
 
     name: str
     model: str
@@ -92,8 +86,6 @@ class Experiment:
         """The configuration of one run.
 
         Arguments:
-            data: One of its data sets.
-            seed: Seed of the run.
             choice: Values of settings, such as one of the grid's combinations.
             overrides: Sections of a configuration that go on top of everything.
         """

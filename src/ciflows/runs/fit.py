@@ -57,10 +57,7 @@ def fit(
     """Train and test a model in a new run folder.
 
     Arguments:
-        config: What to train, on what, and how.
         folder: The run folder; it must not exist yet, or be empty.
-        device: auto, cpu or cuda.
-        console: Shows progress.
         on_validation: Called with the step and the score of each validation; it may raise to stop.
         table: The data, if they are in memory; they are saved in the run folder.
         processes: Those that train together, each called with the same arguments; the first of them
@@ -91,9 +88,6 @@ def resume(
     """Resume a run that was interrupted; a finished run is loaded.
 
     Arguments:
-        folder: The run folder.
-        device: auto, cpu or cuda.
-        console: Shows progress.
         on_validation: Called with the step and the score of each validation; it may raise to stop.
         processes: Those that train together; there may be more or fewer of them than before.
     """

@@ -83,8 +83,6 @@ def about_run(dataset: Dataset, flow: Flow, *, standardised: bool, components: i
     """The content of about.json: where a run comes from, and what is needed to rebuild its flow.
 
     Arguments:
-        dataset: The data.
-        flow: The flow to train.
         standardised: Whether its first layer standardises the data.
         components: Number of Gaussians in its base; 0 for the model's own base.
     """
@@ -108,14 +106,7 @@ def about_run(dataset: Dataset, flow: Flow, *, standardised: bool, components: i
 def create_folder(
     folder: Path, config: RunConfig, about: dict[str, Any], table: pl.DataFrame | None = None
 ) -> None:
-    """Create a run folder with its description in one step: a kill leaves all of it or nothing.
-
-    Arguments:
-        folder: The run folder.
-        config: The content of config.toml.
-        about: The content of about.json.
-        table: The data, if they came from memory.
-    """
+    """Create a run folder with its description in one step: a kill leaves all of it or nothing."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True)
     try:

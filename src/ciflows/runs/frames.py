@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 def read_given(schema: Schema | None, given: TableLike | None) -> tuple[pl.DataFrame, Tensor] | None:
-    """The rows to condition on, and their contexts; None if the density is not conditional.
-
-    Arguments:
-        schema: The columns of the run.
-        given: A table of those that it is conditioned on.
-    """
+    """The rows to condition on, and their contexts; None if the density is not conditional."""
     if schema is None or not schema.given:
         if given is not None:
             raise UserError(
@@ -45,8 +40,6 @@ def like(data: TableLike, frame: pl.DataFrame, repeats: int | Sequence[int] = 1)
     """A result as pandas, with the index of the input, if the input was pandas.
 
     Arguments:
-        data: The input.
-        frame: The result.
         repeats: Rows of the result for each row of the input.
     """
     return to_pandas(frame, data.index.repeat(repeats)) if is_pandas(data) else frame

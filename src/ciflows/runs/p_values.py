@@ -58,9 +58,7 @@ class PValues:
     """Gives rows their p-values; one set of samples serves all rows, or all with the same context.
 
     Arguments:
-        run: The run.
         n: Samples of the run: 2,000 if None, or 100 for each row of a conditional density.
-        seed: Seed of all draws.
         options: How log p is estimated, as in `Run.estimate`: for samples as for rows.
     """
 
@@ -80,12 +78,7 @@ class PValues:
         return pl.DataFrame({"p_value": p.numpy(), "p_value_std_error": error.numpy()})
 
     def of(self, rows: Rows, estimate: Estimate) -> tuple[Tensor, Tensor]:
-        """The p-values of rows (rows,), and their standard errors (rows,).
-
-        Arguments:
-            rows: The rows, as the flow takes them.
-            estimate: Their log-likelihoods.
-        """
+        """The p-values of rows (rows,), and their standard errors (rows,)."""
         middle = estimate.log_prob.double().cpu()
         spread = estimate.std_error.double().cpu().nan_to_num(0.0)
         ends = torch.stack([middle, middle - spread, middle + spread], dim=1)

@@ -34,16 +34,7 @@ PICTURES = (".png", ".npy")
 def impute_data(
     folder: Path, data: Path, n: int, out: Path, seed: int, device: str
 ) -> tuple[int, dict[str, int]]:
-    """Write a table with its gaps filled; how many rows were written, and the gaps of each column.
-
-    Arguments:
-        folder: The run folder.
-        data: The table.
-        n: How many draws for each gap; the filled tables stand one below the other.
-        out: The file to write.
-        seed: Seed of the draws.
-        device: auto, cpu or cuda.
-    """
+    """Write a table with its gaps filled; how many rows were written, and the gaps of each column."""
     check_output(out)
     run = load_run(folder, device)
     frame = read_frame(data)
@@ -68,12 +59,8 @@ def sample_data(
     bytes (n, channels, height, width).
 
     Arguments:
-        folder: The run folder.
         n: How many, for each row of `given` if there are such rows; 1000 or 1 if None.
         out: The file; samples.csv or samples.png if None.
-        seed: Seed of the draws.
-        device: auto, cpu or cuda.
-        temperature: Factor of all normal numbers drawn.
         given: The values to condition on: a table's path, or A=1,B=x.
     """
     if not temperature > 0:

@@ -34,7 +34,6 @@ class Modelled(NamedTuple):
     """A column of a run's density.
 
     Attributes:
-        name: Its name.
         place: Its place among the features of the flow.
         column: What it is; None for a built-in set, whose columns are real numbers.
     """
@@ -65,10 +64,7 @@ class Samples:
     depend on the seed and on that row alone.
 
     Arguments:
-        run: The run.
-        given: The rows to condition on.
         n: Samples for each row; 10,000 if None, or 1,000 for each row of `given`.
-        seed: Seed of the samples.
     """
 
     def __init__(self, run: Run, given: TableLike | None, n: int | None, seed: int | None) -> None:

@@ -38,7 +38,6 @@ class Column(Settings):
     """One column of a table.
 
     Attributes:
-        name: Its name.
         dtype: Its type in the file, for the tables that you get back.
     """
 

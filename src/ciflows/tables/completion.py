@@ -106,10 +106,6 @@ class Completion(Layer):
 
         z_M ~ r(z_M | z_O),   log_weight = Σ_O log_weight_j - log r(z_M | z_O)
 
-    Arguments:
-        columns: The layer of the columns.
-        proposal: r.
-
     Example:
         >>> from ciflows.tables.marginals import Smooth
         >>> smooth = Smooth(torch.full((2,), -math.inf), torch.full((2,), math.inf))

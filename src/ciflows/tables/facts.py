@@ -33,8 +33,6 @@ class Facts:
     """What the training rows say of one column; `sample` is there once all chunks are seen.
 
     Attributes:
-        name: Its name.
-        dtype: Its type.
         words: Whether its values are names: text, booleans, or numbers that you said are.
         sample: Some tens of thousands of its values, evenly spread; all of a smaller table's.
     """

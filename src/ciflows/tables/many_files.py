@@ -40,11 +40,7 @@ def data_name(name: str) -> str:
 
 
 def table_files(name: str) -> tuple[Path, ...]:
-    """The files of a table, sorted: one file, the Parquet files of a folder, or those of a pattern.
-
-    Arguments:
-        name: A path or a pattern.
-    """
+    """The files of a table, sorted: one file, the Parquet files of a folder, or those of a pattern."""
     path = Path(name)
     if path.is_dir():
         files = sorted(_inside(path))

@@ -38,11 +38,7 @@ FARTHEST = 500.0  # e^z and sinh z stay finite in float64
 
 
 class Marginal(nn.Module, ABC):
-    """A map of several columns, each on its own.
-
-    Arguments:
-        columns: How many columns it maps.
-    """
+    """A map of several columns, each on its own."""
 
     def __init__(self, columns: int) -> None:
         super().__init__()

@@ -56,7 +56,6 @@ class PreparedTable(NamedTuple):
     """A table's rows in three parts.
 
     Attributes:
-        schema: What the columns are, from training rows.
         parts: The rows of each part, packed side by side: points, contexts, weights.
         duplicates: Rows for validation or testing that are in training to the last value.
         left_out: Rows of validation and test that hold what training rows rule out.
@@ -79,9 +78,6 @@ def prepare_table(
 
     Arguments:
         chunks: Gives the rows, some at a time; called several times.
-        settings: Which columns to take, and how.
-        say: Hears what was found.
-        watch: Shows how far each pass has come.
         allocate: Makes room for the encoded rows.
     """
     table = _Table(chunks, settings, watch)
@@ -109,7 +105,6 @@ def split_rows(rows: int, what: str = "rows", groups: NDArray[np.uint64] | None 
     """An order fixed for good, in which the last fifth is for validation and test.
 
     Arguments:
-        rows: How many there are.
         what: What they are, for the error.
         groups: A number for each row (rows,); rows with equal ones go to the same part.
     """

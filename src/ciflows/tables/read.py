@@ -163,11 +163,7 @@ def write_frame(path: Path, frame: pl.DataFrame) -> None:
 
 
 class GrowingTable:
-    """A new CSV or Parquet file, written piece by piece: there whole in the end, or not at all.
-
-    Arguments:
-        path: The file.
-    """
+    """A new CSV or Parquet file, written piece by piece: there whole in the end, or not at all."""
 
     def __init__(self, path: Path) -> None:
         check_output(path)
@@ -267,13 +263,7 @@ def _scan(path: Path, suffix: str, size: int) -> Iterator[pl.DataFrame]:
 
 
 def _has_header(text: Iterable[str], separator: str, columns: Sequence[str] | None = None) -> bool:
-    """Whether the first row of a text that is not empty names the columns; refused where it is none.
-
-    Arguments:
-        text: The lines of the file.
-        separator: What stands between values.
-        columns: The columns that are wanted, where not all of them are.
-    """
+    """Whether the first row of a text that is not empty names the columns; refused where it is none."""
     first = next((row for row in csv.reader(text, delimiter=separator) if row), [])
     if len(first) == 1 and ";" in first[0]:
         raise UserError("its values seem to stand between semicolons: write it with commas.")

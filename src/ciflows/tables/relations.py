@@ -37,9 +37,7 @@ def find_line(x: Array, y: Array, names: tuple[str, str], slanted: bool = True) 
     """A value that y - x, y + x, y / x or y · x has in many rows, or a line that many rows lie on.
 
     Arguments:
-        x: Values of a column (rows,).
         y: Values of another, which has a density by itself (rows,).
-        names: Their names.
         slanted: Whether to look for lines of any slope; points of two lattices lie on many by chance.
     """
     tolerance = ROUNDING * float(np.abs(x).max() + np.abs(y).max())
@@ -104,7 +102,6 @@ def quadratic_terms(columns: Mapping[str, Array], own: Array | None) -> dict[tup
     """Columns in units of their spread, and their products, by the names of their factors.
 
     Arguments:
-        columns: Values of columns (rows,).
         own: Values of a column whose square the terms are to explain, with products of it too; its name
             among the factors is empty.
     """

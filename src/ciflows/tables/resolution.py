@@ -27,7 +27,6 @@ def last_digits(values: Array, step: float | None = None) -> Array:
     in half, single or double precision.
 
     Arguments:
-        values: Values of the column (rows,).
         step: What divides all their differences, where they have few decimals.
 
     Example:
@@ -86,7 +85,6 @@ def repeated(values: Array, unit: Array) -> tuple[float, ...]:
     """Values that repeat more often than chance allows, in ascending order; the most frequent of many.
 
     Arguments:
-        values: Values of a column (rows,).
         unit: How finely each is recorded (rows,).
 
     Example:

@@ -30,12 +30,7 @@ BY_CHANCE = 0.01  # probability that a column without atoms has one found
 
 
 class Grid(NamedTuple):
-    """A grid that part of the values are rounded to.
-
-    Attributes:
-        step: Its step.
-        origin: One of its values.
-    """
+    """A grid that part of the values are rounded to."""
 
     step: float
     origin: float
@@ -60,11 +55,9 @@ def find_grid(
     """The coarsest grid on which far more values of a column with a density lie than chance allows.
 
     Arguments:
-        values: Values of the column (rows,).
         unit: How finely each is recorded (rows,): a grid ten times as coarse has a tenth by chance.
         atoms: Those of them that repeat: they may lie on a grid of their own, such as thirds.
         often: Those that repeat so often that they need no grid.
-        eps: Their precision.
     """
     rest, first = np.unique(values[~np.isin(values, often)], return_index=True)
     if not len(rest):

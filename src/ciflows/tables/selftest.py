@@ -37,7 +37,6 @@ class SelfTest(NamedTuple):
     Attributes:
         columns: Mass of each column's marginal by quadrature (features,).
         total: Mass of the whole density, by importance sampling from independent columns.
-        total_error: Its standard error.
         effective: Effective number of the draws that it is from.
     """
 
@@ -57,7 +56,6 @@ def check_mass(flow: Flow, context: Tensor | None = None, seed: int = 0) -> Self
     Arguments:
         flow: The flow, in eval() mode, whose first layer is a table's `ColumnLayer`.
         context: Contexts (rows, context_shape) of a conditional density, to take in turn.
-        seed: Seed of the draws.
     """
     layer = cast(ColumnLayer, flow.layers[0])
     columns = column_mass(layer)

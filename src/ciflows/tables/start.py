@@ -58,7 +58,6 @@ def column_layer(schema: Schema, rows: Rows | None = None) -> ColumnLayer:
     """The layer that maps a table's values to scores, each column on its own.
 
     Arguments:
-        schema: What the columns are.
         rows: Training rows, to which the marginals are fitted; None where their numbers will be loaded.
     """
     parts: list[tuple[list[int], Marginal]] = []
@@ -164,8 +163,6 @@ def _fit_atoms(marginal: Jumps, column: int, places: Tensor, weight: Tensor, on:
     values seen k times; the atoms have what is left.
 
     Arguments:
-        marginal: The columns.
-        column: Which of them.
         places: Places of the atoms (rows at one,).
         weight: Weights of all rows (rows,).
         on: Whether each row is at an atom (rows,).
@@ -281,24 +278,13 @@ def fit_base(layer: ColumnLayer, train: Rows, validation: Rows) -> GaussianMixtu
 
     With more than `MIXTURE_ROWS` rows it is one Gaussian: a flow that starts from many mostly stays
     closer to the training rows than is good, where there are enough rows to find clusters by itself.
-
-    Arguments:
-        layer: The columns' layer, fitted.
-        train: Training rows; some of them will do.
-        validation: Validation rows.
     """
     components = COMPONENTS if few_rows(train) else (1,)
     return _best_mixture(layer, train, validation, components, PRIORS)
 
 
 def many_components(layer: ColumnLayer, train: Rows, validation: Rows) -> GaussianMixture:
-    """A mixture of several Gaussians for a larger table, fitted to some of its rows.
-
-    Arguments:
-        layer: The columns' layer, fitted.
-        train: Training rows; some of them will do.
-        validation: Validation rows.
-    """
+    """A mixture of several Gaussians for a larger table, fitted to some of its rows."""
     return _best_mixture(layer, train[:MANY_ROWS], validation, MANY_COMPONENTS, PRIORS[1:2])
 
 

@@ -32,12 +32,7 @@ MOST_COPIES, COPIED_SHARE = 10, 0.005  # rows, and share of them, that sampling 
 
 
 def choose_columns(frame: pl.DataFrame, settings: TableSettings) -> list[str]:
-    """The columns that matter, in the order of the file; refused where one cannot be used.
-
-    Arguments:
-        frame: The first rows.
-        settings: Which columns are wanted.
-    """
+    """The columns that matter, in the order of the file; refused where one cannot be used."""
     known = frame.columns
     for what in ("columns", "exclude", "given", "categorical", "bounds", "atoms", "step", "circular"):
         check_names(list(getattr(settings, what) or ()), known, what)
@@ -91,8 +86,6 @@ def number_columns(
     """Which columns of text are numbers with gaps spelt out; refused where some words are no gaps.
 
     Arguments:
-        chunks: The rows, some at a time.
-        names: The columns of text.
         settings: Those said to be categorical stay text.
     """
     seen = {name: NumberText() for name in names if name not in (*settings.categorical, settings.group)}
@@ -116,8 +109,6 @@ def survey_table(chunks: Iterable[pl.DataFrame], settings: TableSettings, say: S
 
     Arguments:
         chunks: Its training rows without gaps, some at a time, with the columns that matter.
-        settings: What is known already.
-        say: Hears what you should know.
     """
     facts: dict[str, Facts] = {}
     sample = _Sample()

@@ -48,13 +48,7 @@ def gaussian_fit(t: Array, log_slope: Array) -> float:
 
 
 def natural_bounds(values: Array, least: float, most: float) -> Bounds:
-    """Bounds such as 0 and 1 under which a Gaussian fits the transformed column clearly better.
-
-    Arguments:
-        values: Values of the column.
-        least: Its smallest value.
-        most: Its largest value.
-    """
+    """Bounds such as 0 and 1 under which a Gaussian fits the transformed column clearly better."""
     middle, scale = spread(values)
     best: Bounds = (None, None)
     best_fit = choose_tail((values - middle) / scale)[1] - np.log(scale) + LEAST_GAIN

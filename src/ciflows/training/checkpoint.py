@@ -60,7 +60,6 @@ class Checkpoints:
     """The newest checkpoints of a run, in a folder.
 
     Arguments:
-        folder: Their folder.
         say: Called with a message if a damaged one is skipped.
     """
 

@@ -29,9 +29,6 @@ class ImageMonitor(RunMonitor):
 
     Arguments:
         folder: The run folder; pictures go to its samples/ and to TensorBoard.
-        console: Shows progress.
-        title: Label of the progress bar.
-        flow: The flow in training.
         images: Some of the data (n, C, H, W).
         batch_size: Images in one step.
         levels: Number of values that a pixel can take.

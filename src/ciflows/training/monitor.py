@@ -40,9 +40,6 @@ class RunMonitor(Monitor):
     """Writes a run's metrics and shows its progress.
 
     Arguments:
-        folder: The run folder.
-        console: Shows progress.
-        title: Label of the progress bar.
         on_validation: Called with the step and the score of each validation; it may raise to stop.
     """
 

@@ -30,8 +30,6 @@ class Optimizer:
     2025), so that one learning rate serves both. Matrices of one shape take their steps together.
 
     Arguments:
-        parameters: What is trained.
-        rate: The learning rate at the start.
         weight_decay: Share of each weight that a step removes, times the learning rate.
         muon: Whether matrices of at least 16 rows and columns are Muon's.
     """

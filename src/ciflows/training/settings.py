@@ -102,10 +102,6 @@ def suited_to_rows(settings: TrainingSettings, rows: int) -> TrainingSettings:
     A flow overfits few rows within a few passes: its steps are small there, and validations come at
     least every five passes. With many rows steps of 0.001 only waste time.
 
-    Arguments:
-        settings: The settings, with the batch size.
-        rows: Number of training rows.
-
     Example:
         >>> suited_to_rows(TrainingSettings(learning_rate=0, batch_size=256), 8000).learning_rate
         0.004

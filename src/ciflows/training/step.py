@@ -32,9 +32,6 @@ class Step:
     """Forward, backward, clipping, the optimiser and power iterations.
 
     Arguments:
-        flow: The flow to train.
-        settings: How it is trained.
-        noise: Where its draws come from.
         processes: Those that take the step together, each with some rows of the batch.
         total: Number of rows in the whole batch; None if this process has them all.
     """
@@ -153,9 +150,6 @@ def make_step(flow: Flow, settings: TrainingSettings, noise: Noise, batch: Rows)
     """The fastest step that works for this flow here.
 
     Arguments:
-        flow: The flow to train.
-        settings: How it is trained.
-        noise: Where its draws come from.
         batch: A batch of the shape that every step will have.
     """
     return Step(flow, settings, noise)

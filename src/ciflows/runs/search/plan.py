@@ -24,14 +24,11 @@ class Plan:
     """A search over an experiment's grid on one data set; `plan_search` makes one.
 
     Attributes:
-        experiment: The experiment.
-        data: One of its data sets.
         choices: The combinations of settings to choose from.
         overrides: Sections of a configuration that override all others.
         seed: Seed of all trials, and first seed of the test.
         sampler: One of `SAMPLERS`.
         trials: Number of combinations to try.
-        prune: Whether to stop trials that fall behind.
     """
 
     experiment: Experiment
@@ -99,10 +96,8 @@ def plan_search(
     """Plan and check a search.
 
     Arguments:
-        experiment: The experiment.
         data: One of its data sets; optional if there is only one.
         overrides: Sections of a configuration that override all others, and leave the grid.
-        seed: Seed of all trials.
         sampler: grid tries every combination in order, random a random subset; tpe learns from earlier
             trials which to try next. None tries a combination twice.
         trials: Number of trials for random and tpe; default 20, at most the number of combinations.

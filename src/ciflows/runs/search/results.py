@@ -55,17 +55,12 @@ class SearchResult(NamedTuple):
     """The content of search.json.
 
     Attributes:
-        experiment: Name of the experiment.
-        data: Name of the data set.
-        model: Name of the model.
         settings: The best values of the searched settings.
         candidates: All trials, best first.
         seeds: Test results of the best settings.
         failed_seeds: Seeds whose runs failed.
         log_prob: Mean test log-likelihood over seeds.
         std_error: Its standard error over seeds; None for a single seed.
-        parameters: Number of parameters.
-        published: The paper's figures.
     """
 
     experiment: str

@@ -97,8 +97,6 @@ def work(
     """Run queued trials until all are finished, by this process or another.
 
     Arguments:
-        study: The study.
-        run: Trains a trial and returns its score.
         folders: The run folders to wait for; default all.
         waiting: Called once, when only other processes have work left.
     """

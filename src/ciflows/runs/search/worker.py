@@ -64,12 +64,10 @@ def run_search(
     The same call continues an interrupted search, or joins one that is running.
 
     Arguments:
-        plan: The plan.
         folder: The folder of the search; it must hold nothing else.
         seeds: Number of seeds, counted up from the plan's.
         workers: Number of processes; if None, one for each GPU, or one without any.
         device: auto, cpu, cuda or cuda:N; with auto or cuda, workers take turns at the GPUs.
-        console: Where to show progress.
     """
     folder, console = Path(folder), console or Console(quiet=True)
     workers = _default_workers(device) if workers is None else workers
@@ -102,11 +100,6 @@ class Worker:
     """One process of a search.
 
     Attributes:
-        plan: The plan.
-        folder: The folder of the search.
-        seeds: The seeds of the test.
-        device: Where it trains.
-        console: Where it reports.
         trials: The study of the trials.
         queue: The study of the seeds.
         alone: Whether to show the progress of each run.
