@@ -16,40 +16,8 @@ import typer
 from rich.table import Table
 
 from ciflows import __version__
-from ciflows.cli_options import (
-    AtomsOption,
-    BadRowOption,
-    BoundsOption,
-    CategoricalOption,
-    CircularOption,
-    ColumnsOption,
-    ConfigOption,
-    DataFolderOption,
-    DeviceOption,
-    DrawSeedOption,
-    EngineOption,
-    ExcludeOption,
-    GivenOption,
-    GroupOption,
-    JsonOption,
-    KeyOption,
-    MinutesOption,
-    MissingOption,
-    PrecisionOption,
-    QuietOption,
-    RayAddressOption,
-    ResumeJobOption,
-    SamplesOption,
-    SeedOption,
-    SetOption,
-    StepOption,
-    TableOption,
-    WeightsOption,
-    WorkersOption,
-    resolve_config,
-    table_settings,
-    training_settings,
-)
+from ciflows import cli_options as options
+from ciflows.cli_options import resolve_config, table_settings, training_settings
 from ciflows.cli_output import (
     be_quiet,
     console,
@@ -118,30 +86,30 @@ def fit(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The run folder. Default: runs/DATA-MODEL-SEED.")
     ] = None,
-    config: ConfigOption = None,
-    settings: SetOption = None,
-    seed: SeedOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = None,
-    max_minutes: MinutesOption = None,
+    config: options.Config = None,
+    settings: options.Set = None,
+    seed: options.Seed = None,
+    device: options.Device = "auto",
+    precision: options.Precision = None,
+    max_minutes: options.Minutes = None,
     report: Annotated[bool, typer.Option(help="Write report.html into the run folder.")] = True,
     resume: Annotated[
         Path | None, typer.Option(help="Resume the run in this folder, with its own settings.")
     ] = None,
-    columns: ColumnsOption = None,
-    exclude: ExcludeOption = None,
-    given: GivenOption = None,
-    weights: WeightsOption = None,
-    bounds: BoundsOption = None,
-    atoms: AtomsOption = None,
-    step: StepOption = None,
-    circular: CircularOption = None,
-    group: GroupOption = None,
-    categorical: CategoricalOption = None,
-    missing: MissingOption = None,
-    quiet: QuietOption = False,
-    as_json: JsonOption = False,
-    _: DataFolderOption = None,
+    columns: options.Columns = None,
+    exclude: options.Exclude = None,
+    given: options.Given = None,
+    weights: options.Weights = None,
+    bounds: options.Bounds = None,
+    atoms: options.Atoms = None,
+    step: options.Step = None,
+    circular: options.Circular = None,
+    group: options.Group = None,
+    categorical: options.Categorical = None,
+    missing: options.Missing = None,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
+    _: options.DataFolder = None,
 ) -> None:
     """How are my data distributed? Train one model and test it.
 
@@ -165,10 +133,10 @@ def fit(
 
     processes = here()
     be_quiet(quiet, as_json, not processes.main)
-    words = {"columns": columns, "exclude": exclude, "given": given, "weights": weights}
     table = table_settings(
-        bounds, atoms, step, circular, categorical=categorical, missing=missing, group=group, **words
-    )
+        columns=columns, exclude=exclude, given=given, weights=weights, bounds=bounds, atoms=atoms,
+        step=step, circular=circular, group=group, categorical=categorical, missing=missing,
+    )  # fmt: skip
     training = training_settings(precision, max_minutes)
     if resume is not None:
         others = [data, model, out, config, settings, seed]
@@ -207,29 +175,29 @@ def compare(
         Path | None,
         typer.Option("--out", "-o", help="The folder to write. Default: runs/DATA-compared-SEED."),
     ] = None,
-    config: ConfigOption = None,
-    settings: SetOption = None,
-    seed: SeedOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = None,
-    max_minutes: MinutesOption = None,
+    config: options.Config = None,
+    settings: options.Set = None,
+    seed: options.Seed = None,
+    device: options.Device = "auto",
+    precision: options.Precision = None,
+    max_minutes: options.Minutes = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the comparison in the folder.")
     ] = False,
-    columns: ColumnsOption = None,
-    exclude: ExcludeOption = None,
-    given: GivenOption = None,
-    weights: WeightsOption = None,
-    bounds: BoundsOption = None,
-    atoms: AtomsOption = None,
-    step: StepOption = None,
-    circular: CircularOption = None,
-    group: GroupOption = None,
-    categorical: CategoricalOption = None,
-    missing: MissingOption = None,
-    quiet: QuietOption = False,
-    as_json: JsonOption = False,
-    _: DataFolderOption = None,
+    columns: options.Columns = None,
+    exclude: options.Exclude = None,
+    given: options.Given = None,
+    weights: options.Weights = None,
+    bounds: options.Bounds = None,
+    atoms: options.Atoms = None,
+    step: options.Step = None,
+    circular: options.Circular = None,
+    group: options.Group = None,
+    categorical: options.Categorical = None,
+    missing: options.Missing = None,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
+    _: options.DataFolder = None,
 ) -> None:
     """Which model fits my data best? Train several and compare them on the same test rows.
 
@@ -245,10 +213,10 @@ def compare(
     from ciflows.tables.many_files import data_name
 
     be_quiet(quiet, as_json)
-    words = {"columns": columns, "exclude": exclude, "given": given, "weights": weights}
     table = table_settings(
-        bounds, atoms, step, circular, categorical=categorical, missing=missing, group=group, **words
-    )
+        columns=columns, exclude=exclude, given=given, weights=weights, bounds=bounds, atoms=atoms,
+        step=step, circular=circular, group=group, categorical=categorical, missing=missing,
+    )  # fmt: skip
     training = training_settings(precision, max_minutes)
     configs = [
         resolve_config(data, model, seed, config, settings, training, table, models) for model in models
@@ -297,14 +265,14 @@ def search(
             help="Number of processes that share the work and the GPUs. Default: one for each GPU."
         ),
     ] = None,
-    settings: SetOption = None,
-    seed: SeedOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = None,
-    max_minutes: MinutesOption = None,
-    quiet: QuietOption = False,
-    as_json: JsonOption = False,
-    _: DataFolderOption = None,
+    settings: options.Set = None,
+    seed: options.Seed = None,
+    device: options.Device = "auto",
+    precision: options.Precision = None,
+    max_minutes: options.Minutes = None,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
+    _: options.DataFolder = None,
 ) -> None:
     """Which settings are best? Search an experiment's grid, then test the winner over several seeds.
 
@@ -330,8 +298,9 @@ def search(
     training = overrides.get("training", {}) | training_settings(precision, max_minutes)
     overrides["training"] = training
     seed = given.values.get("seed", 0) if seed is None else seed
-    options: dict[str, Any] = {"sampler": sampler, "trials": trials, "prune": prune, "seed": seed}
-    plan = plan_search(given, data, overrides=overrides, **options)
+    plan = plan_search(
+        given, data, overrides=overrides, sampler=sampler, trials=trials, prune=prune, seed=seed
+    )
     folder = out or Path("runs") / f"search-{given.name}-{Path(plan.data).stem}"
     with _resumable("the same command"):
         result = run_search(plan, folder, seeds=seeds, workers=workers, device=device, console=console)
@@ -347,7 +316,7 @@ def score(
     data: Annotated[
         str, typer.Argument(help="A table, a folder of images, or a built-in set (its test part).")
     ],
-    out: TableOption = Path("scores.csv"),
+    out: options.Table = Path("scores.csv"),
     samples: Annotated[
         int | None,
         typer.Option(
@@ -385,17 +354,17 @@ def score(
             metavar="refuse|integrate", help="Missing values: refuse them, or integrate over them."
         ),
     ] = "refuse",
-    seed: DrawSeedOption = 0,
-    key: KeyOption = None,
-    on_bad_row: BadRowOption = "null",
-    engine: EngineOption = "local",
-    ray_address: RayAddressOption = None,
-    workers: WorkersOption = None,
-    resume: ResumeJobOption = False,
-    device: DeviceOption = "auto",
-    quiet: QuietOption = False,
-    as_json: JsonOption = False,
-    _: DataFolderOption = None,
+    seed: options.DrawSeed = 0,
+    key: options.Key = None,
+    on_bad_row: options.BadRow = "null",
+    engine: options.Engine = "local",
+    ray_address: options.RayAddress = None,
+    workers: options.Workers = None,
+    resume: options.ResumeJob = False,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
+    _: options.DataFolder = None,
 ) -> None:
     """Which rows are unusual? Write log p(x) of each row, with its standard error.
 
@@ -457,12 +426,12 @@ def score(
 def impute(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     data: Annotated[Path, typer.Argument(help="A table with missing values.")],
-    out: TableOption = Path("imputed.csv"),
+    out: options.Table = Path("imputed.csv"),
     n: Annotated[int, typer.Option("-n", help="How many draws for each missing value.", min=1)] = 1,
-    seed: DrawSeedOption = 0,
-    device: DeviceOption = "auto",
-    quiet: QuietOption = False,
-    as_json: JsonOption = False,
+    seed: options.DrawSeed = 0,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
 ) -> None:
     """What could the missing values be? Draw them, conditioned on the values that are there.
 
@@ -488,7 +457,7 @@ def sample(
         int | None,
         typer.Option("-n", help="How many rows. Default: 1000, or 1 per row of --given.", min=1),
     ] = None,
-    out: SamplesOption = None,
+    out: options.Samples = None,
     given: Annotated[
         str | None,
         typer.Option(
@@ -500,14 +469,14 @@ def sample(
         float,
         typer.Option(help="Below 1: likelier, less varied rows. 1: the model itself.", min=1e-6),
     ] = 1.0,
-    seed: DrawSeedOption = 0,
-    engine: EngineOption = "local",
-    ray_address: RayAddressOption = None,
-    workers: WorkersOption = None,
-    resume: ResumeJobOption = False,
-    device: DeviceOption = "auto",
-    quiet: QuietOption = False,
-    as_json: JsonOption = False,
+    seed: options.DrawSeed = 0,
+    engine: options.Engine = "local",
+    ray_address: options.RayAddress = None,
+    workers: options.Workers = None,
+    resume: options.ResumeJob = False,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
 ) -> None:
     """What would new data look like? Draw rows with the columns of the data, or a grid of images.
 
@@ -548,10 +517,10 @@ def report(
         Path | None,
         typer.Option("--out", "-o", help="An .html file, or a .png file for the densities alone."),
     ] = None,
-    device: DeviceOption = "auto",
-    quiet: QuietOption = False,
-    as_json: JsonOption = False,
-    _: DataFolderOption = None,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
+    _: options.DataFolder = None,
 ) -> None:
     """How good is a run? Write one HTML file: the verdict, then the evidence, then what to try next.
 
@@ -589,11 +558,11 @@ def check(
     rows: Annotated[
         int, typer.Option(help="Check at most this many rows, evenly spread.", min=2)
     ] = 5000,
-    seed: DrawSeedOption = 0,
-    device: DeviceOption = "auto",
-    quiet: QuietOption = False,
-    as_json: JsonOption = False,
-    _: DataFolderOption = None,
+    seed: options.DrawSeed = 0,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
+    _: options.DataFolder = None,
 ) -> None:
     """Is the model calibrated? Check its intervals and regions on rows it has not seen.
 
@@ -620,7 +589,7 @@ def check(
 @app.command()
 def models(
     name: Annotated[str | None, typer.Argument(help="Show this model's settings.")] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Which models are there? List them and the presets, or one model's settings.
 
@@ -664,7 +633,7 @@ def models(
 
 
 @app.command("data")
-def data_(as_json: JsonOption = False, _: DataFolderOption = None) -> None:
+def data_(as_json: options.Json = False, _: options.DataFolder = None) -> None:
     """Which data sets are built in? List them, with the best possible log-likelihood if it is known.
 
     Some are read from files. The list says where to get them and where to put them.

@@ -2,40 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "AtomsOption",
-    "BadRowOption",
-    "BoundsOption",
-    "CategoricalOption",
-    "CircularOption",
-    "ColumnsOption",
-    "ConfigOption",
-    "DataFolderOption",
-    "DeviceOption",
-    "DrawSeedOption",
-    "EngineOption",
-    "ExcludeOption",
-    "GivenOption",
-    "GroupOption",
-    "JsonOption",
-    "KeyOption",
-    "MinutesOption",
-    "MissingOption",
-    "PrecisionOption",
-    "QuietOption",
-    "RayAddressOption",
-    "ResumeJobOption",
-    "SamplesOption",
-    "SeedOption",
-    "SetOption",
-    "StepOption",
-    "TableOption",
-    "WeightsOption",
-    "WorkersOption",
-    "resolve_config",
-    "table_settings",
-    "training_settings",
-]
+__all__ = ["resolve_config", "table_settings", "training_settings"]  # and each option by its name
 
 import os
 from collections.abc import Sequence
@@ -59,11 +26,11 @@ def _set_data_folder(folder: Path | None) -> None:
         os.environ["CIFLOWS_DATA"] = str(folder.absolute())
 
 
-ConfigOption = Annotated[
+Config = Annotated[
     list[str] | None,
     typer.Option("--config", "-c", metavar="FILE", help="A TOML file or a preset; may repeat."),
 ]
-SetOption = Annotated[
+Set = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
@@ -72,13 +39,13 @@ SetOption = Annotated[
         help="One setting, such as layers=5; may repeat. 'ciflows models NAME' lists all.",
     ),
 ]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-SeedOption = Annotated[
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Seed = Annotated[
     int | None, typer.Option(help="Seed of parameters, data order and draws. Default: 0.", **SEEDS)
 ]
-DrawSeedOption = Annotated[int, typer.Option(help="Seed of the draws.", **SEEDS)]
-TableOption = Annotated[Path, typer.Option("--out", "-o", help="A .csv or .parquet file.")]
-SamplesOption = Annotated[
+DrawSeed = Annotated[int, typer.Option(help="Seed of the draws.", **SEEDS)]
+Table = Annotated[Path, typer.Option("--out", "-o", help="A .csv or .parquet file.")]
+Samples = Annotated[
     Path | None,
     typer.Option(
         "--out",
@@ -86,35 +53,33 @@ SamplesOption = Annotated[
         help="A .csv or .parquet file; for images .png or .npy. Default: samples.csv or samples.png.",
     ),
 ]
-PrecisionOption = Annotated[str | None, typer.Option(help="float32, float64, tf32 or mixed.")]
-MinutesOption = Annotated[
+Precision = Annotated[str | None, typer.Option(help="float32, float64, tf32 or mixed.")]
+Minutes = Annotated[
     float | None,
     typer.Option(help="Train each model for at most this long; the schedule adapts."),
 ]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-JsonOption = Annotated[
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON and nothing else, for scripts.")
 ]
-ColumnsOption = Annotated[
+Columns = Annotated[
     str | None, typer.Option(metavar="A,B,...", help="Columns of a table to use. Default: all.")
 ]
-ExcludeOption = Annotated[
-    str | None, typer.Option(metavar="A,B,...", help="Columns of a table to leave out.")
-]
-GivenOption = Annotated[
+Exclude = Annotated[str | None, typer.Option(metavar="A,B,...", help="Columns of a table to leave out.")]
+Given = Annotated[
     str | None,
     typer.Option(metavar="A,B,...", help="Columns to condition on: the density is p(the rest | these)."),
 ]
-WeightsOption = Annotated[
+Weights = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="The column with the weight of each row.")
 ]
-BoundsOption = Annotated[
+Bounds = Annotated[
     list[str] | None,
     typer.Option(
         metavar="COLUMN=LOW:HIGH", help="Bounds of a column; either end may be empty. May repeat."
     ),
 ]
-AtomsOption = Annotated[
+Atoms = Annotated[
     list[str] | None,
     typer.Option(
         metavar="COLUMN=A,B,...",
@@ -122,56 +87,56 @@ AtomsOption = Annotated[
         "none. May repeat.",
     ),
 ]
-StepOption = Annotated[
+Step = Annotated[
     list[str] | None,
     typer.Option(
         metavar="COLUMN=STEP",
         help="The step between a column's values, such as price=0.05; 0 for a density. May repeat.",
     ),
 ]
-CircularOption = Annotated[
+Circular = Annotated[
     list[str] | None,
     typer.Option(
         metavar="COLUMN=LOW:HIGH",
         help="A column that wraps around, such as hour=0:24 or angle=0:360. May repeat.",
     ),
 ]
-GroupOption = Annotated[
+Group = Annotated[
     str | None,
     typer.Option(
         metavar="COLUMN",
         help="Never split rows with the same value here over train, validation and test.",
     ),
 ]
-CategoricalOption = Annotated[
+Categorical = Annotated[
     str | None, typer.Option(metavar="A,B,...", help="Columns of numbers that are category labels.")
 ]
-MissingOption = Annotated[
+Missing = Annotated[
     str | None,
     typer.Option(metavar="refuse|drop", help="What to do with rows that miss a value. Default: refuse."),
 ]
-EngineOption = Annotated[
+Engine = Annotated[
     str, typer.Option(metavar="local|ray", help="Where to run: in this process, or on Ray.")
 ]
-RayAddressOption = Annotated[
+RayAddress = Annotated[
     str | None,
     typer.Option(metavar="ADDRESS", help="A Ray cluster, such as auto. Default: Ray on this machine."),
 ]
-WorkersOption = Annotated[
+Workers = Annotated[
     int | None,
     typer.Option(help="Ray workers. Default: one for each core, or for each GPU.", min=1),
 ]
-ResumeJobOption = Annotated[
+ResumeJob = Annotated[
     bool, typer.Option("--resume", help="Continue in the folder of --out; keep its finished parts.")
 ]
-KeyOption = Annotated[
+Key = Annotated[
     str | None,
     typer.Option(
         metavar="A,B,...",
         help="Columns to write beside the scores. Default: the number of the row.",
     ),
 ]
-BadRowOption = Annotated[
+BadRow = Annotated[
     str,
     typer.Option(
         "--on-bad-row",
@@ -179,7 +144,7 @@ BadRowOption = Annotated[
         help="What to do with rows that cannot be scored; null and drop list them in a file.",
     ),
 ]
-DataFolderOption = Annotated[
+DataFolder = Annotated[
     Path | None,
     typer.Option(
         "--data-dir",
@@ -191,23 +156,18 @@ DataFolderOption = Annotated[
 ]
 
 
-def table_settings(
-    bounds: list[str] | None = None,
-    atoms: list[str] | None = None,
-    step: list[str] | None = None,
-    circular: list[str] | None = None,
-    **words: str | None,
-) -> dict[str, Any]:
+def table_settings(**options: list[str] | str | None) -> dict[str, Any]:
     """The settings of a table that the user gave as options."""
-    table: dict[str, Any] = {name: value for name, value in words.items() if value is not None}
-    forms = {"bounds": ("LOW:HIGH", bounds), "atoms": ("A,B,...", atoms), "step": ("STEP", step)}
-    forms["circular"] = ("LOW:HIGH", circular)
-    for name, (form, given) in forms.items():
-        pairs = [word.partition("=") for word in given or []]
-        for column, equals, _ in pairs:
-            if not equals:
-                raise UserError(f"--{name} {column}: write it as COLUMN={form}.")
-        if pairs:
+    forms = {"bounds": "LOW:HIGH", "atoms": "A,B,...", "step": "STEP", "circular": "LOW:HIGH"}
+    table: dict[str, Any] = {}
+    for name, given in options.items():
+        if name not in forms and given is not None:
+            table[name] = given
+        elif given:
+            pairs = [word.partition("=") for word in given]
+            for column, equals, _ in pairs:
+                if not equals:
+                    raise UserError(f"--{name} {column}: write it as COLUMN={forms[name]}.")
             table[name] = {column: value for column, _, value in pairs}
     return table
 
