@@ -184,6 +184,25 @@ def test_highest_density_regions_take_atoms_first() -> None:
     assert sum(row["high"] - row["low"] + 1 for row in count) == 4  # of five values alike
 
 
+@pytest.mark.parametrize(
+    ("law", "ends"),
+    [
+        (stats.gamma(2), (0.0838, 3.9321)),
+        (stats.lognorm(0.6), (0.2210, 2.2027)),
+        (stats.lognorm(1), (0.0375, 3.6127)),
+        (stats.expon(), (0.0, 2.3026)),
+    ],
+)
+@pytest.mark.parametrize("n", [1000, 10_000])
+def test_errors_hold_where_a_density_is_steep(law: Any, ends: tuple[float, float], n: int) -> None:
+    """Smoothing moves the lower end there, and the region may begin with the smallest number."""
+    found = [densest(law.rvs(n, random_state=seed), 0.9) for seed in range(10)]
+    errors = np.array([(f[0].low_std_error, f[-1].high_std_error) for f in found])
+    away = np.array([(f[0].low, f[-1].high) for f in found]) - ends
+    assert np.abs(away / errors).max() < 4
+    assert errors.max() < 0.7
+
+
 def test_a_region_of_two_parts_has_two_intervals() -> None:
     rng = np.random.default_rng(0)
     x = rng.choice([-5.0, 5.0], 10_000) + rng.normal(size=10_000)
