@@ -218,7 +218,7 @@ def test_a_region_of_two_parts_has_two_intervals() -> None:
 # -- what cannot be answered -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("q", [0, 1, -0.2, [0.5, 1.5], float("nan"), []])
+@pytest.mark.parametrize("q", [0, 1, -0.2, [0.5, 1.5], float("nan"), [], "half"])
 def test_shares_outside_0_and_1_are_refused(q: Any) -> None:
     with pytest.raises(UserError, match="quantile lies between 0 and 1; got"):
         gaussian_run().quantile(q, GIVEN)
@@ -230,6 +230,8 @@ def test_what_cannot_be_answered_is_said_in_one_sentence() -> None:
         run.quantile(0.5, GIVEN, columns=["c"])
     with pytest.raises(UserError, match=r"there is no column 'spent'. Did you mean spend"):
         free.mean(columns=["spent"])
+    with pytest.raises(UserError, match="columns: name at least one"):
+        free.mean(columns=[])
     with pytest.raises(UserError, match="conditional density: give x"):
         run.mean()
     with pytest.raises(UserError, match="takes no `given`"):
@@ -250,6 +252,18 @@ def test_what_cannot_be_answered_is_said_in_one_sentence() -> None:
         run.expectation(lambda table: table["a"].mean(), {"x": [1.0]}, n=20)
     with pytest.raises(UserError, match="At least two samples"):
         free.mean(n=1)
+
+
+def test_numbers_of_any_type_and_arrays_are_taken() -> None:
+    """An array's columns go by their order in training."""
+    run = gaussian_run()
+    expected = run.quantile(0.5, GIVEN)
+    assert run.quantile(np.float32(0.5), GIVEN).equals(expected)
+    assert run.quantile(0.5, np.array(GIVEN["x"])[:, None]).equals(expected)
+    assert run.quantile(np.array([0.5]), GIVEN).drop("q").equals(expected)
+    assert run.quantile(0.5, GIVEN, columns="a").equals(run.quantile(0.5, GIVEN, columns=["a"]))
+    with pytest.raises(UserError, match="given: lacks the column x; it has x1, x2"):
+        run.quantile(0.5, np.zeros((3, 2)))
 
 
 def test_too_few_samples_for_a_quantile_have_an_infinite_error() -> None:

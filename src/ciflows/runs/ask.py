@@ -60,13 +60,12 @@ def quantile(
     """
     import polars as pl
 
-    levels = [q] if isinstance(q, int | float) else list(q)
-    _check_shares(levels, "A quantile")
+    levels = _read_shares(q, "A quantile")
     chosen = _numbers(run, columns, "quantiles")
     samples = Samples(run, given, n, seed)
     values, errors = _joined(_quantiles(_of(x, chosen), levels) for x in samples.values())
     frame = _frame([column.name for column in chosen], values, errors)
-    if not isinstance(q, int | float):
+    if np.ndim(q):
         frame.insert_column(0, pl.Series("q", levels * samples.rows, dtype=pl.Float64))
     return like(given, frame, len(levels))
 
@@ -137,7 +136,9 @@ def interval(
         n: Samples for each row; 10,000 if None, or 1,000 for each row of `given`.
         seed: Seed of the samples.
     """
-    _check_shares([level], "The share of an interval")
+    level, *more = _read_shares(level, "The share of an interval")
+    if more:
+        raise UserError("An interval has one share: ask for each by itself.")
     chosen = _numbers(run, columns, "intervals")
     if kind == "hdr":
         frame, repeats = _highest(Samples(run, given, n, seed), level, chosen)
@@ -174,9 +175,7 @@ def mean(
         n: Samples for each row; 10,000 if None, or 1,000 for each row of `given`.
         seed: Seed of the samples.
     """
-    features = modelled(run)
-    check_names(columns or [], [feature.name for feature in features], "columns")
-    chosen = [feature for feature in features if columns is None or feature.name in columns]
+    chosen = _asked(run, columns)
     samples = Samples(run, given, n, seed)
     values, errors = _joined(
         _means(np.concatenate([_outcomes(x, feature) for feature in chosen], axis=-1))
@@ -228,11 +227,21 @@ def expectation(
 # -- which columns -----------------------------------------------------------------------------------
 
 
+def _asked(run: Run, columns: Sequence[str] | None) -> list[Modelled]:
+    """The columns that are asked for; all if None."""
+    features = modelled(run)
+    if columns is None:
+        return features
+    names = [columns] if isinstance(columns, str) else list(columns)
+    check_names(names, [feature.name for feature in features], "columns")
+    if not names:
+        raise UserError("columns: name at least one, or leave it out for all.")
+    return [feature for feature in features if feature.name in names]
+
+
 def _numbers(run: Run, columns: Sequence[str] | None, what: str) -> list[Modelled]:
     """The columns of numbers among those asked for."""
-    features = modelled(run)
-    check_names(columns or [], [feature.name for feature in features], "columns")
-    asked = [feature for feature in features if columns is None or feature.name in columns]
+    asked = _asked(run, columns)
     numbers = [feature for feature in asked if not feature.words]
     names = [feature.name for feature in asked if feature.words]
     if names and (columns is not None or not numbers):
@@ -270,10 +279,16 @@ def _as_numbers(name: str, values: Any) -> Array:
     return numbers
 
 
-def _check_shares(shares: Sequence[float], what: str) -> None:
+def _read_shares(given: Any, what: str) -> list[float]:
+    """A number between 0 and 1, or several, as a list."""
+    try:
+        shares = [float(share) for share in np.atleast_1d(np.asarray(given, dtype=np.float64))]
+    except (TypeError, ValueError):
+        raise UserError(f"{what} lies between 0 and 1; got {given!r}.") from None
     wrong = [share for share in shares if not 0 < share < 1]
     if wrong or not shares:
-        raise UserError(f"{what} lies between 0 and 1; got {wrong[0] if wrong else 'none'}.")
+        raise UserError(f"{what} lies between 0 and 1; got {f'{wrong[0]:g}' if wrong else 'none'}.")
+    return shares
 
 
 # -- answers from samples x (rows, n, columns) -------------------------------------------------------

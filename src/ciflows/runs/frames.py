@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ciflows.errors import UserError
 from ciflows.tables import Schema, TableLike
-from ciflows.tables.read import read_frame
+from ciflows.tables.read import own_names, read_frame
 
 if TYPE_CHECKING:
     import polars as pl
@@ -27,10 +27,12 @@ def read_given(schema: Schema | None, given: TableLike | None) -> tuple[pl.DataF
                 "columns of a table that has some."
             )
         return None
+    names = [name for name in schema.order if name in {column.name for column in schema.given}]
     if given is None:
-        names = ", ".join(column.name for column in schema.given)
-        raise UserError(f"This run is a conditional density: give {names}.")
+        raise UserError(f"This run is a conditional density: give {', '.join(names)}.")
     frame = read_frame(given)
+    if tuple(frame.columns) == own_names(len(names)) and not set(names) & set(frame.columns):
+        frame = frame.rename(dict(zip(frame.columns, names, strict=True)))  # an array
     context = schema.encode_given(frame)
     assert context is not None
     return frame, context
