@@ -40,6 +40,7 @@ from ciflows.core.layer import check_shape, leading_shape
 from ciflows.core.noise import Noise
 from ciflows.core.pareto import add_up, pareto_k, tail_size
 from ciflows.core.proposals import WidenedNoise
+from ciflows.core.rows import Rows
 from ciflows.core.summary import HEAVY, RunningSummary, Summary, summarise
 
 if TYPE_CHECKING:
@@ -169,15 +170,14 @@ def estimate(
     leading = leading_shape(x, flow.shape)
     if not leading.numel():
         return Estimate(*(x.new_empty(leading) for _ in Estimate._fields))
-    rows = x.reshape(-1, *flow.shape)
     if context is not None and flow.context_shape is not None:
         context = context.expand(*leading, *flow.context_shape).reshape(-1, *flow.context_shape)
-    with torch.set_grad_enabled(_wants_gradient(flow, rows, context)):
+    rows = Rows(x.reshape(-1, *flow.shape), context)
+    with torch.set_grad_enabled(_wants_gradient(flow, rows)):
         if flow.exact or std_error is None:
-            result = estimate_rows(flow, rows, samples, context, noise)
+            result = _estimate_rows(flow, rows, samples, noise)
         else:
-            limits = min_samples, max_samples
-            result = estimate_until(flow, rows, std_error, limits, context, noise)
+            result = _estimate_until(flow, rows, std_error, min_samples, max_samples, noise)
     log_prob, elbo, *others = (column.reshape(leading) for column in result)
     return Estimate(log_prob, elbo, *(column.detach() for column in others))
 
@@ -188,49 +188,25 @@ def check_samples(samples: int) -> None:
         raise ValueError(f"Flow: samples must be at least 1; got {samples}.")
 
 
-def estimate_rows(
-    flow: Flow, rows: Tensor, samples: int, context: Tensor | None, noise: Noise
-) -> Estimate:
-    """Estimate log p of rows (rows, shape) from so many draws each.
-
-    Arguments:
-        flow: The model.
-        rows: Points (rows, shape).
-        samples: Draws for each point, m; not used where the model is exact.
-        context: Context (rows, context_shape).
-        noise: Where the draws come from.
-    """
+def _estimate_rows(flow: Flow, rows: Rows, samples: int, noise: Noise) -> Estimate:
+    """Estimate log p of rows from so many draws each."""
     parts = []
-    for some, its_context in _chunks(flow, rows, context):
+    for some in _chunks(flow, rows):
         if flow.exact:
-            parts.append(Estimate.exact(flow.log_weight(some, its_context, noise), samples))
+            parts.append(Estimate.exact(flow.log_weight(some.x, some.context, noise), samples))
         else:
             running = RunningEstimate(samples)
-            _draw(running, flow, some, its_context, noise, samples)
+            _draw(running, flow, some, noise, samples)
             parts.append(running.result(isinstance(noise, WidenedNoise)))
     return _joined(parts)
 
 
-def estimate_until(
-    flow: Flow,
-    rows: Tensor,
-    std_error: float,
-    limits: tuple[int, int],
-    context: Tensor | None,
-    noise: Noise,
+def _estimate_until(
+    flow: Flow, rows: Rows, std_error: float, min_samples: int, max_samples: int, noise: Noise
 ) -> Estimate:
-    """Estimate log p of rows (rows, shape) with as many draws as each needs for a standard error.
-
-    Arguments:
-        flow: The model.
-        rows: Points (rows, shape).
-        std_error: The standard error to reach.
-        limits: The fewest and the most draws for one point.
-        context: Context (rows, context_shape).
-        noise: Where the draws come from.
-    """
-    chunks, max_samples = _chunks(flow, rows, context), limits[1]
-    result = _joined([_until(flow, *some, std_error, *limits, noise) for some in chunks])
+    """Estimate log p of rows with as many draws as each needs for a standard error."""
+    limits = std_error, min_samples, max_samples
+    result = _joined([_until(flow, some, *limits, noise) for some in _chunks(flow, rows)])
     late = int((result.std_error > std_error).sum())
     if late:
         warnings.warn(
@@ -286,9 +262,9 @@ def check_eval_mode(flow: Flow, what: str) -> None:
         )
 
 
-def _wants_gradient(flow: Flow, rows: Tensor, context: Tensor | None) -> bool:
+def _wants_gradient(flow: Flow, rows: Rows) -> bool:
     """Whether gradients are enabled, and something asks for them."""
-    tensors = [rows, *flow.parameters(), *([] if context is None else [context])]
+    tensors = [rows.x, *flow.parameters(), *([] if rows.context is None else [rows.context])]
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
@@ -301,13 +277,7 @@ def _depends_on_batch(part: nn.Module) -> bool:
 
 
 def _until(
-    flow: Flow,
-    rows: Tensor,
-    context: Tensor | None,
-    std_error: float,
-    min_samples: int,
-    max_samples: int,
-    noise: Noise,
+    flow: Flow, rows: Rows, std_error: float, min_samples: int, max_samples: int, noise: Noise
 ) -> Estimate:
     """Double each row's trial draws until their standard error is small enough; then draw anew.
 
@@ -317,12 +287,12 @@ def _until(
     others in their estimates too. Rows whose trial weights have a heavy tail get more draws, some of
     them from a widened q.
     """
-    pending, samples = torch.arange(len(rows), device=rows.device), min(min_samples, max_samples)
+    pending, samples = torch.arange(len(rows), device=rows.x.device), min(min_samples, max_samples)
     trial, parts, places = RunningEstimate(max_samples), [], []
     fresh, wide = noise.from_draw(max_samples), WidenedNoise.like(noise).from_draw(2 * max_samples)
     while len(pending):
         with torch.no_grad():
-            _draw(trial, flow, rows[pending], _some(context, pending), noise, samples)
+            _draw(trial, flow, rows[pending], noise, samples)
         seen, margin = trial.result(), 1 + 1 / math.sqrt(samples)
         least = seen.std_error * math.sqrt(samples / max_samples)  # with all draws that are allowed
         hopeless = (least > std_error) & (samples >= min(TELLING_DRAWS, max_samples))
@@ -335,7 +305,7 @@ def _until(
             for count in draws[chosen].unique().tolist():
                 some = pending[chosen & (draws == count)]
                 places.append(some)
-                parts.append(estimate_rows(flow, rows[some], count, _some(context, some), source))
+                parts.append(_estimate_rows(flow, rows[some], count, source))
         if ready.any():
             pending = pending[~ready]
             trial.keep(~ready)
@@ -344,17 +314,10 @@ def _until(
     return Estimate(*(column[order] for column in _joined(parts)))
 
 
-def _draw(
-    running: RunningEstimate,
-    flow: Flow,
-    rows: Tensor,
-    context: Tensor | None,
-    noise: Noise,
-    samples: int,
-) -> None:
+def _draw(running: RunningEstimate, flow: Flow, rows: Rows, noise: Noise, samples: int) -> None:
     """Bring a running estimate of rows up to so many draws."""
     start = running.samples
-    chunks = flow.weight_chunks(rows, samples - start, context, noise.from_draw(start))
+    chunks = flow.weight_chunks(rows.x, samples - start, rows.context, noise.from_draw(start))
     for log_weights in _grouped(chunks):
         running.add(log_weights)
 
@@ -371,16 +334,10 @@ def _grouped(chunks: Iterable[Tensor]) -> Iterator[Tensor]:
     yield from torch.cat(waiting).split(GROUP)
 
 
-def _chunks(flow: Flow, rows: Tensor, context: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield rows and their context, some at a time."""
-    step = rows_at_once(flow.shape, rows.device)
-    for start in range(0, len(rows), step):
-        some = slice(start, start + step)
-        yield rows[some], None if context is None else context[some]
-
-
-def _some(context: Tensor | None, rows: Tensor) -> Tensor | None:
-    return None if context is None else context[rows]
+def _chunks(flow: Flow, rows: Rows) -> Iterator[Rows]:
+    """The rows, some at a time."""
+    step = rows_at_once(flow.shape, rows.x.device)
+    return (rows[start : start + step] for start in range(0, len(rows), step))
 
 
 def _joined(parts: list[Estimate]) -> Estimate:

@@ -15,6 +15,7 @@ from ciflows.core.evaluate import RunningEstimate, log_mean_exp
 from ciflows.core.flow import Flow
 from ciflows.core.noise import RowNoise
 from ciflows.core.precision import float32_products
+from ciflows.core.rows import Rows
 
 CHUNK = 2**22  # log-weights held at once
 
@@ -107,10 +108,10 @@ def level_test(
     if half < 1:
         raise ValueError(f"level_test: needs at least 2 draws; got {samples}.")
     step, rises, effective = max(1, CHUNK // samples), [], []
+    rows = Rows(x, context)
     for start in range(0, len(x), step):
-        some = slice(start, start + step)
-        its_context = None if context is None else context[some]
-        log_weights = flow.log_weights(x[some], 2 * half, its_context, RowNoise(seed)).double()
+        some = rows[start : start + step]
+        log_weights = flow.log_weights(some.x, 2 * half, some.context, RowNoise(seed)).double()
         halves = (log_mean_exp(log_weights[:half]) + log_mean_exp(log_weights[half:])) / 2
         rises.append(log_mean_exp(log_weights) - halves)
         running = RunningEstimate(2 * half)
