@@ -17,11 +17,13 @@ from ciflows.runs.config import resolve
 from ciflows.tables import Schema
 from ciflows.tables.categorical import Categorical
 from ciflows.tables.cells import Cells
+from ciflows.tables.circular import Circular
 from ciflows.tables.column_layer import ColumnLayer
 from ciflows.tables.jumps import Jumps
 from ciflows.tables.lattice import Lattice
 from ciflows.tables.marginals import Smooth
 from ciflows.tables.real import Real
+from ciflows.tables.wrapped import Wrapped
 
 Array = NDArray[np.float64]
 
@@ -72,6 +74,19 @@ def draw_known(x: Array, seed: int) -> Array:
     law = moments(x)
     z = np.random.default_rng(seed).normal(size=(len(x), 2))
     return law.mean + (np.linalg.cholesky(law.covariance) @ z[..., None])[..., 0]
+
+
+def circle_run() -> Run:
+    """hour ~ N(0.5, 2²) around a clock of 24, y ~ N(0, 1)."""
+    hour = Wrapped(torch.tensor([0.0]), torch.tensor([24.0]))
+    hour.centre.fill_(0.5)
+    hour.scale.fill_(2.0)
+    y = Smooth(torch.tensor([-torch.inf]), torch.tensor([torch.inf]))
+    schema = Schema(
+        columns=(Circular(name="hour", dtype="Float64", high=24.0), Real(name="y", dtype="Float64")),
+        order=("hour", "y"),
+    )
+    return make_run(Flow([ColumnLayer(2, [([0], hour), ([1], y)])]), schema)
 
 
 def discrete_run() -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from ciflows.runs import fit as fitting
 from ciflows.runs import samples
 from ciflows.runs.config import resolve
 from ciflows.runs.densest import densest
-from known_run import discrete_run, gaussian_run, moments
+from ciflows.tables.circular import Circular
+from known_run import circle_run, discrete_run, gaussian_run, moments
 
 X = np.linspace(-3, 3, 400)
 GIVEN = {"x": X}
@@ -213,6 +215,22 @@ def test_a_region_of_two_parts_has_two_intervals() -> None:
     far = densest(np.exp(2 * rng.normal(size=10_000)), 0.5)
     assert far[0].low < 0.01
     assert abs(far[-1].high - 1) < 0.15
+
+
+def test_a_circle_has_a_direction_and_regions_that_pass_its_seam() -> None:
+    run = circle_run()
+    mean = run.mean().row(0, named=True)
+    assert min(mean["hour"], 24 - mean["hour"]) == pytest.approx(0.5, abs=4 * mean["hour_std_error"])
+    assert mean["hour_std_error"] == pytest.approx(2 / math.sqrt(10_000), rel=0.2)
+    (hour,) = run.interval(0.9, kind="hdr", columns="hour").to_dicts()
+    assert hour["low"] == pytest.approx(24.5 - 2 * 1.645, abs=4 * hour["low_std_error"])
+    assert hour["high"] == pytest.approx(0.5 + 2 * 1.645, abs=4 * hour["high_std_error"])
+    assert run.quantile(0.5).columns == ["y", "y_std_error"]
+    with pytest.raises(UserError, match="hour: a circle has no quantiles"):
+        run.quantile(0.5, columns=["hour"])
+    whole = Circular(name="hour", dtype="Int64", high=24.0, step=1.0)
+    (steps,) = densest(np.repeat([22.0, 23.0, 0.0, 1.0, 12.0], [20, 30, 30, 15, 5]), 0.95, whole)
+    assert (steps.low, steps.high, steps.mass) == (22, 1, 0.95)
 
 
 # -- what cannot be answered -------------------------------------------------------------------------

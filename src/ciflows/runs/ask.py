@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ciflows.errors import UserError
+from ciflows.runs.circles import direction
 from ciflows.runs.densest import densest
-from ciflows.runs.frames import is_pandas, like, to_pandas
+from ciflows.runs.frames import columns_of, is_pandas, like, to_pandas
 from ciflows.runs.samples import Modelled, Samples, modelled
 from ciflows.tables import TableLike, as_frame
 from ciflows.tables.schema import check_names
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 ERROR = "_std_error"
+REGIONS = "highest-density regions"
 
 
 def quantile(
@@ -126,7 +128,8 @@ def interval(
     hdr: the highest-density region, that is the shortest intervals that together hold the share. There
     may be several, so each has a row of its own with `row` (the row of `given`, from 0), `column`,
     `low`, `high` (both included), `mass`, `low_std_error` and `high_std_error`: first by row, then by
-    column, then from low to high. Values with a probability of their own come first.
+    column, then from low to high. Values with a probability of their own come first. Columns on a circle
+    have such a region alone; if `low` is above `high`, the interval passes the seam.
 
     Arguments:
         level: The share, between 0 and 1.
@@ -139,7 +142,7 @@ def interval(
     level, *more = _read_shares(level, "The share of an interval")
     if more:
         raise UserError("An interval has one share: ask for each by itself.")
-    chosen = _numbers(run, columns, "intervals")
+    chosen = _numbers(run, columns, REGIONS if kind == "hdr" else "central intervals")
     if kind == "hdr":
         frame, repeats = _highest(Samples(run, given, n, seed), level, chosen)
         return like(given, frame, repeats)
@@ -166,8 +169,9 @@ def mean(
 ) -> Any:
     """The mean of each column, beside its standard error s / sqrt(n).
 
-    A categorical column is answered by the probabilities of its values, in columns such as `city=Oslo`.
-    A row for each row of `given`, in its order. A pandas `given` gives a pandas frame.
+    A categorical column is answered by the probabilities of its values, in columns such as `city=Oslo`;
+    a column on a circle by its mean direction. A row for each row of `given`, in its order. A pandas
+    `given` gives a pandas frame.
 
     Arguments:
         given: The rows to condition on, if the density is conditional.
@@ -178,7 +182,7 @@ def mean(
     chosen = _asked(run, columns)
     samples = Samples(run, given, n, seed)
     values, errors = _joined(
-        _means(np.concatenate([_outcomes(x, feature) for feature in chosen], axis=-1))
+        [np.concatenate(parts, axis=-1) for parts in zip(*(_mean(x, f) for f in chosen), strict=True)]
         for x in samples.values()
     )
     names = [
@@ -216,7 +220,7 @@ def expectation(
     answers = []
     for table in samples.tables():
         found = f(to_pandas(table) if is_pandas(given) else table)
-        columns = _columns(found, len(table))
+        columns = columns_of(found, len(table))
         names = list(columns)
         outcomes = np.stack(list(columns.values()), axis=-1)
         answers.append(_means(outcomes.reshape(-1, samples.n, len(names))))
@@ -240,13 +244,19 @@ def _asked(run: Run, columns: Sequence[str] | None) -> list[Modelled]:
 
 
 def _numbers(run: Run, columns: Sequence[str] | None, what: str) -> list[Modelled]:
-    """The columns of numbers among those asked for."""
+    """The columns of numbers among those asked for; for regions (hdr) with those on a circle."""
     asked = _asked(run, columns)
-    numbers = [feature for feature in asked if not feature.words]
-    names = [feature.name for feature in asked if feature.words]
-    if names and (columns is not None or not numbers):
+    words = [f.name for f in asked if f.words]
+    circles = [f.name for f in asked if f.circle and what != REGIONS]
+    numbers = [feature for feature in asked if feature.name not in words + circles]
+    if words and (columns is not None or not numbers):
         raise UserError(
-            f"{', '.join(names)}: categorical columns have no {what}; `mean` gives their probabilities."
+            f"{', '.join(words)}: categorical columns have no {what}; `mean` gives their probabilities."
+        )
+    if circles and (columns is not None or not numbers):
+        raise UserError(
+            f"{', '.join(circles)}: a circle has no {what}; `mean` gives its direction, and "
+            'interval(kind="hdr") its region.'
         )
     return numbers
 
@@ -335,10 +345,14 @@ def _means(x: Array) -> tuple[Array, Array]:
     return x.mean(1), x.std(1, ddof=1) / np.sqrt(x.shape[1])
 
 
-def _outcomes(x: Array, feature: Modelled) -> Array:
-    """What a column's mean is taken of: its numbers, or whether it has each value (rows, n, values)."""
+def _mean(x: Array, feature: Modelled) -> tuple[Array, Array]:
+    """A column's mean, its direction on a circle, or the share of each value; their errors (rows, 1)."""
     values = x[..., feature.place, None]
-    return (values == np.arange(len(feature.words))).astype(np.float64) if feature.words else values
+    if feature.circle:
+        mean, error = direction(values[..., 0], feature.circle)
+        return mean[:, None], error[:, None]
+    shares = values == np.arange(len(feature.words))
+    return _means(shares.astype(np.float64) if feature.words else values)
 
 
 def _highest(
@@ -377,20 +391,3 @@ def _frame(names: Sequence[str], values: Array, errors: Array) -> pl.DataFrame:
     for place, name in enumerate(names):
         columns |= {name: values[:, place], f"{name}{ERROR}": errors[:, place]}
     return pl.DataFrame(columns)
-
-
-def _columns(found: Any, rows: int) -> dict[str, Array]:
-    """What a user's function gave, as columns of numbers (rows,)."""
-    several = hasattr(found, "columns") or isinstance(found, Mapping)
-    named = as_frame(found).to_dict() if several else {"expectation": found}
-    columns = {}
-    for name, values in named.items():
-        try:
-            columns[name] = np.asarray(values, dtype=np.float64)
-        except (TypeError, ValueError):
-            raise UserError(f"f must give numbers; {name} has {type(values).__name__}.") from None
-        if columns[name].shape != (rows,):
-            raise UserError(
-                f"f must give a number for each of the {rows} samples; got {columns[name].shape}."
-            )
-    return columns

@@ -19,6 +19,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ciflows.runs.circles import rolled, unrolled
+from ciflows.tables.circular import Circular
 from ciflows.tables.column import Column, Number
 from ciflows.tables.lattice import Lattice
 
@@ -78,7 +80,8 @@ def densest(x: Array, level: float, column: Column | None = None, seed: int = 0)
     end at the smallest or largest number may lie anywhere among the √n / 4 next to it.
 
     Arguments:
-        column: What they are: a lattice or numbers with atoms; a density if None.
+        column: What they are: a lattice, numbers with atoms, or on a circle, where an interval whose
+            low end is above the high one passes the seam; a density if None.
         seed: Seed of the bootstrap.
 
     Example:
@@ -87,7 +90,13 @@ def densest(x: Array, level: float, column: Column | None = None, seed: int = 0)
         >>> abs(interval.low + 1.645) < 4 * interval.low_std_error
         True
     """
-    cells = _count(x, column)
+    if isinstance(column, Circular):
+        return _on_circle(x, level, column, seed)
+    return _intervals(x, _count(x, column), level, seed)
+
+
+def _intervals(x: Array, cells: Cells, level: float, seed: int) -> list[Interval]:
+    """The intervals of numbers (n,) that were counted in cells."""
     level = _before_joining(cells, level)
     chosen = _region(cells, cells.counts[None], level)[0]
     draws = np.random.default_rng(seed).multinomial(len(x), cells.counts / len(x), REPLICATES)
@@ -112,6 +121,15 @@ def densest(x: Array, level: float, column: Column | None = None, seed: int = 0)
         high_error[-1] = max(high_error[-1], ordered[-1] - ordered[-1 - k])
     columns = (low.tolist(), high.tolist(), mass, low_error.tolist(), high_error.tolist())
     return [Interval(*row) for row in zip(*columns, strict=True)]
+
+
+def _on_circle(x: Array, level: float, circle: Circular, seed: int) -> list[Interval]:
+    """The same for values on a circle, cut open where they are few: an interval may pass the seam."""
+    x = unrolled(x, circle)
+    found = _intervals(x, _values(x, circle.step) if circle.step else _bins(x), level, seed)
+    ends = rolled(np.array([(part.low, part.high) for part in found]), circle).tolist()
+    turned = zip(found, ends, strict=True)
+    return sorted(part._replace(low=low, high=high) for part, (low, high) in turned)
 
 
 def _count(x: Array, column: Column | None) -> Cells:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["is_pandas", "like", "read_given", "to_pandas"]
+__all__ = ["columns_of", "is_pandas", "like", "read_given", "to_pandas"]
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ciflows.errors import UserError
-from ciflows.tables import Schema, TableLike
+from ciflows.tables import Schema, TableLike, as_frame
 from ciflows.tables.read import own_names, read_frame
 
 if TYPE_CHECKING:
@@ -58,3 +60,20 @@ def to_pandas(frame: pl.DataFrame, index: Any = None) -> Any:
     import pandas as pd
 
     return pd.DataFrame(frame.to_dict(as_series=False), index=index)
+
+
+def columns_of(found: Any, rows: int) -> dict[str, NDArray[np.float64]]:
+    """What a user's function gave, as columns of numbers (rows,)."""
+    several = hasattr(found, "columns") or isinstance(found, Mapping)
+    named = as_frame(found).to_dict() if several else {"expectation": found}
+    columns = {}
+    for name, values in named.items():
+        try:
+            columns[name] = np.asarray(values, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise UserError(f"f must give numbers; {name} has {type(values).__name__}.") from None
+        if columns[name].shape != (rows,):
+            raise UserError(
+                f"f must give a number for each of the {rows} samples; got {columns[name].shape}."
+            )
+    return columns

@@ -16,6 +16,7 @@ from ciflows.core.row_samples import sample_rows
 from ciflows.errors import UserError
 from ciflows.runs.frames import read_given
 from ciflows.tables import TableLike
+from ciflows.tables.circular import Circular
 from ciflows.tables.column import Column
 from ciflows.tables.read import errors_of
 from ciflows.tables.values import column_values
@@ -46,6 +47,11 @@ class Modelled(NamedTuple):
     def words(self) -> list[str]:
         """Its values in words, if it is categorical."""
         return [] if self.column is None else self.column.words
+
+    @property
+    def circle(self) -> Circular | None:
+        """The column, if its values lie on a circle."""
+        return self.column if isinstance(self.column, Circular) else None
 
 
 def modelled(run: Run) -> list[Modelled]:
