@@ -123,25 +123,24 @@ class Coverage:
         }
 
     def __repr__(self) -> str:
-        width = max(len(check.name) for check in self.checks)
-        bands = ["{:.1%}–{:.1%}".format(*self.band(level)) for level in LEVELS]
-        lines = [
-            f"{self.rows:,} rows against {self.samples:,} samples; shares of rows in intervals of "
-            f"{', '.join(f'{level:.0%}' for level in LEVELS)}",
-            _line("95% band if right", width, bands, ""),
-        ]
-        for check in self.checks:
-            shares = [f"{share:.1%}" for share in check.coverage]
-            lines.append(_line(check.name, width, shares, check.verdict))
+        bands = [f"{100 * low:.1f}–{high:.1%}" for low, high in map(self.band, LEVELS)]
+        shares = [(check.name, [f"{share:.1%}" for share in check.coverage]) for check in self.checks]
+        table = [("", [f"{level:.0%}" for level in LEVELS]), ("band if right", bands), *shares]
+        width = max(len(name) for name, _ in table)
         fine = [check.name for check in self.checks if check.fine]
         found = (("Off", self.off), ("Fine", fine))
         words = [f"{what}: {', '.join(names)}." for what, names in found if names]
-        return "\n".join([*lines, " ".join(words)])
-
-
-def _line(name: str, width: int, cells: Sequence[str], verdict: str) -> str:
-    shares = "".join(f"{cell:>14}" for cell in cells)
-    return f"  {name:<{max(width, 21)}}{shares}   {verdict}".rstrip()
+        return "\n".join(
+            [
+                f"{self.rows:,} rows against {self.samples:,} samples. Share of rows in intervals of",
+                *(
+                    f"  {name:<{width}}" + "".join(f"{cell:>12}" for cell in cells)
+                    for name, cells in table
+                ),
+                *(f"{check.name} is {check.verdict}." for check in self.checks if not check.fine),
+                " ".join(words),
+            ]
+        )
 
 
 @torch.no_grad()
