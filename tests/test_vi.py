@@ -250,6 +250,9 @@ def test_a_cif_says_that_it_is_estimated() -> None:
     assert_close(p.log_prob(x).detach(), truth.log_prob(x), rtol=0, atol=0.2)
     assert torch.equal(p.log_prob(x), p.log_prob(x))
     assert p.expand((3,)).sample().shape == (3, 2)
+    assert "event_shape=(2,), log_prob estimated from 500 draws" in repr(p)
+    with pytest.raises(ValueError, match=r"FlowDistribution: expected shape \(\*, 2\); got \(3, 1\)"):
+        p.log_prob(torch.zeros(3, 1))
 
 
 def test_distributions_without_gradients_refuse_rsample() -> None:

@@ -705,7 +705,10 @@ def _make_parts(run: Run, job: Job, engine: Engine, resume: bool, as_json: bool 
     if made.impossible:
         say(f"{made.impossible:,} rows have density 0: out of a column's bounds, or too far off.")
     if made.late:
-        say(f"{made.late} rows have a larger standard error than you asked for: raise --max-samples.")
+        say(
+            f"{made.late} rows have a larger standard error than you asked for: ask for a smaller one, "
+            "or raise --max-samples."
+        )
     if made.bad:
         say(f"{made.bad} rows could not be scored: {made.bad_file} lists them.")
     say(f"Wrote {made.rows} rows to {job.out}.")

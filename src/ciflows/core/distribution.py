@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from ciflows.core.flow import Flow
-from ciflows.core.layer import leading_shape
+from ciflows.core.layer import check_shape, leading_shape
 from ciflows.core.noise import Noise
 
 
@@ -48,6 +48,11 @@ class FlowDistribution(Distribution):
         self.flow, self.context, self.samples, self.seed = flow, context, samples, seed
         super().__init__(flow.leading_of(context), torch.Size(flow.shape), validate_args=False)
 
+    def __repr__(self) -> str:
+        shapes = f"batch_shape={tuple(self.batch_shape)}, event_shape={tuple(self.event_shape)}"
+        how = "exact" if self.exact else f"estimated from {self.samples} draws"
+        return f"FlowDistribution({shapes}, log_prob {how})"
+
     @property
     def exact(self) -> bool:
         """Whether `log_prob` is the log-density itself rather than an estimate of it."""
@@ -74,6 +79,7 @@ class FlowDistribution(Distribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """log p(x | context), or its estimate: (*, *batch_shape, *event_shape) -> (*, *batch_shape)."""
+        check_shape(value, self.flow.shape, "FlowDistribution")
         leading = leading_shape(value, self.flow.shape)
         value = value.expand(*torch.broadcast_shapes(leading, self.batch_shape), *self.event_shape)
         noise = Noise.seeded(self.seed, value.device)  # draws that stay where x moves

@@ -7,6 +7,7 @@ __all__ = ["ModuleBijection", "as_bijection"]
 from typing import Any
 
 import torch
+import zuko.lazy
 from torch import Tensor, nn
 from torch.distributions import Transform
 from zuko.lazy import LazyTransform
@@ -40,7 +41,13 @@ def as_bijection(yours: object, features: int | Shape, context_features: int = 0
     """
     if isinstance(yours, Bijection):
         return yours
+    if isinstance(yours, zuko.lazy.Flow):
+        raise TypeError(
+            f"as_bijection: {type(yours).__name__} is a transform and a base: give its transform. The "
+            "base is then that of your Flow, N(0, I) if you name none."
+        )
     if isinstance(yours, LazyTransform):
+        _check_lazy(yours, as_shape(features), context_features)
         return ZukoBijection(yours, features, context_features)
     if isinstance(yours, Transform):
         _check_transform(yours, as_shape(features), context_features)
@@ -120,6 +127,21 @@ class _Constant(LazyTransform):  # type: ignore[misc]
 
     def forward(self, context: Any = None) -> Transform:
         return self.transform
+
+
+@torch.no_grad()
+def _check_lazy(transform: LazyTransform, shape: Shape, context_features: int) -> None:
+    """Refuse a transform that was built for other features or another context."""
+    tensor = next(transform.parameters(), torch.zeros(()))
+    x = torch.full((2, *shape), 0.5, dtype=tensor.dtype, device=tensor.device)
+    try:
+        transform(x.new_zeros(2, context_features) if context_features else None)(x)
+    except (RuntimeError, TypeError, IndexError, AttributeError) as error:
+        given = f"a context of {context_features}" if context_features else "without a context"
+        raise ValueError(
+            f"as_bijection: {type(transform).__name__} does not take x of shape {shape} {given}; was it "
+            f"built for that? ({error})"
+        ) from None
 
 
 def _check_transform(transform: Transform, shape: Shape, context_features: int) -> None:
