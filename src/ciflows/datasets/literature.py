@@ -43,7 +43,6 @@ class Benchmark:
 
     Arguments:
         name: Its name in settings.
-        summary: What it is, in one line.
         shape: Shape of one point, as published: (features,), or (channels, height, width).
         sizes: Rows of train, validation and test, as published.
         forms: The formats that it can be read from, the best first.
@@ -84,9 +83,9 @@ def load_benchmark(name: str, folder: Path | None = None, say: Say = silent) -> 
     return prepared
 
 
-def describe_benchmark(name: str, folder: Path | None = None) -> tuple[str, str, str]:
+def describe_benchmark(name: str) -> tuple[str, str, str]:
     """Size of a point, rows, and where the files are, or where to get them."""
-    benchmark, folder = BENCHMARKS[name], folder or data_folder()
+    benchmark, folder = BENCHMARKS[name], data_folder()
     found = _find(benchmark, folder)
     size, rows = _size(benchmark.shape), _rows(benchmark.sizes)
     if found is None:

@@ -38,7 +38,6 @@ class Synthetic:
     """A distribution on the plane, with what is known about it.
 
     Arguments:
-        name: Its name in settings.
         summary: Its definition in one line.
         window: The window of plots: (x_low, x_high, y_low, y_high).
         draw: Draws n points with a numpy generator, as float64 of shape (n, 2).

@@ -28,10 +28,6 @@ RIDGE = 1e-4  # variance added to each feature; data have variance 1
 class GaussianMixture(Density):
     """Σ_k π_k N(x; μ_k, (Lᵀ_k L_k)⁻¹), with L_k lower triangular.
 
-    Arguments:
-        components: Number of Gaussians, K.
-        features: Size of x.
-
     Example:
         >>> GaussianMixture(3, 2).log_weight(torch.zeros(5, 2)).shape
         torch.Size([5])
@@ -85,23 +81,20 @@ class GaussianMixture(Density):
 
 @torch.no_grad()
 def fit_mixture(
-    x: Tensor, components: int, prior: float, weight: Tensor | None = None, seed: int = 0
+    x: Tensor, components: int, prior: float, weight: Tensor | None = None
 ) -> GaussianMixture:
     """Fit a mixture to rows x (rows, features) of variance about 1.
 
     Arguments:
-        x: The rows.
-        components: Number of Gaussians.
         prior: ν, the strength of the common covariance in rows.
         weight: Weight of each row (rows,).
-        seed: Seed of the initial means.
     """
     x, n = x.double(), len(x)
     weight = torch.ones(n, dtype=torch.float64) if weight is None else weight.double()
     weight = weight * (n / weight.sum())
     ridge = RIDGE * torch.eye(x.shape[1], dtype=torch.float64)
     mixture = GaussianMixture(components, x.shape[1]).double()
-    nearest = torch.cdist(x, _spread_out(x, components, seed)).argmin(1)
+    nearest = torch.cdist(x, _spread_out(x, components)).argmin(1)
     shares = nn.functional.one_hot(nearest, components).double()
     before = -math.inf
     for _ in range(ITERATIONS):
@@ -122,9 +115,9 @@ def fit_mixture(
     return mixture.float()
 
 
-def _spread_out(x: Tensor, count: int, seed: int) -> Tensor:
+def _spread_out(x: Tensor, count: int) -> Tensor:
     """Initial means by k-means++: rows drawn by their squared distance to those before."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     chosen = [x[int(torch.randint(len(x), (), generator=generator))]]
     while len(chosen) < count:
         distance = torch.cdist(x, torch.stack(chosen)).square().amin(1) + 1e-12

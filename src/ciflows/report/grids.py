@@ -39,6 +39,7 @@ Array = NDArray[np.float64]
 Window = tuple[float, float, float, float]
 
 GRID_SIDE = 120  # edges at whole numbers then fall between cells in most windows
+FINER = 5  # points a side of each cell for a true density
 GRID_DRAWS = 400_000  # for all cells together: seconds for a small flow, within a minute for a large one
 FEWEST_DRAWS, MOST_DRAWS = 16, 100
 PILOTS = 20_000
@@ -111,12 +112,12 @@ def density_grids(entries: Sequence[Entry], seed: int = 0) -> list[DensityGrid |
     ]
 
 
-def true_grid(truth: Synthetic, side: int = GRID_SIDE, finer: int = 5) -> DensityGrid | None:
-    """The true density on a grid, where it is known: means over finer² points of each cell."""
+def true_grid(truth: Synthetic) -> DensityGrid | None:
+    """The true density on a grid, where it is known: means over FINER² points of each cell."""
     if truth.log_density is None:
         return None
-    density = torch.exp(truth.log_density(grid_points(truth.window, side * finer)).double())
-    means = density.reshape(side, finer, side, finer).mean(dim=(1, 3))
+    density = torch.exp(truth.log_density(grid_points(truth.window, GRID_SIDE * FINER)).double())
+    means = density.reshape(GRID_SIDE, FINER, GRID_SIDE, FINER).mean(dim=(1, 3))
     return DensityGrid(truth.window, means.numpy(), 1)
 
 
@@ -170,10 +171,10 @@ def _density(flow: Flow, points: Tensor, samples: int, seed: int) -> Array:
     return torch.exp(flow.log_prob(points, samples, seed=seed).double()).cpu().numpy()
 
 
-def _cells_with_mass(samples: Tensor, window: Window, side: int, reach: int = 2) -> NDArray[np.bool_]:
-    """Which cells (side²) have a sample of the model in them or within `reach` cells."""
+def _cells_with_mass(samples: Tensor, window: Window, side: int) -> NDArray[np.bool_]:
+    """Which cells (side²) have a sample of the model in them or within two cells."""
     x = samples.numpy()
     x_low, x_high, y_low, y_high = window
     counts = np.histogram2d(x[:, 1], x[:, 0], side, [[y_low, y_high], [x_low, x_high]])[0]
-    around = F.max_pool2d(torch.from_numpy(counts)[None], 2 * reach + 1, 1, reach)
+    around = F.max_pool2d(torch.from_numpy(counts)[None], 5, 1, 2)
     return (around > 0).flatten().numpy()

@@ -162,14 +162,14 @@ def draw_history(
     finish_chart(axes, theme)
 
 
-def first_shown(curves: Sequence[tuple[Array, Array]], part: float = 0.05, most: float = 6.0) -> float:
+def first_shown(curves: Sequence[tuple[Array, Array]]) -> float:
     """The step at which a chart of some curves begins: 0, or past a fall that would dwarf all else.
 
     Past the first 5% of the steps where values span over six times there what they span after it.
     """
     steps, values = (np.concatenate(column) for column in zip(*curves, strict=True))
-    late = steps > part * steps.max(initial=0.0)
-    if late.sum() < 20 or np.ptp(values) <= most * np.ptp(values[late]):
+    late = steps > 0.05 * steps.max(initial=0.0)
+    if late.sum() < 20 or np.ptp(values) <= 6 * np.ptp(values[late]):
         return 0.0
     return float(steps[late].min())
 

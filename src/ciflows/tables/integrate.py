@@ -109,9 +109,8 @@ class GapFlow:
         for plan in self.plans(rows, seed, blank=True):
             enough = plan.share >= FEWEST / ROUND
             failed[plan.places] = ~enough
-            draws = (
-                2 ** torch.log2(wanted / plan.share[enough]).ceil().long()
-            )  # few different numbers: rows go in batches
+            # few different numbers: rows go in batches
+            draws = 2 ** torch.log2(wanted / plan.share[enough]).ceil().long()
             for count in draws.unique().tolist():
                 step = max(1, rows_at_once(self.flow.shape, rows.x.device) // count)
                 for places in plan.places[enough][draws == count].split(step):
@@ -256,7 +255,7 @@ def _choose(flow: Flow, rows: Rows, places: Tensor, count: int, n: int, seed: in
 
 
 def _tempered(log_weight: Tensor, fewest: int) -> Tensor:
-    """The weights (draws,) to the largest power, at most 1, for which so many draws count."""
+    """The weights (draws,) to the largest power, at most 1, for which `fewest` draws count."""
     low, high, power = 0.0, 1.0, 1.0
     for _ in range(20):
         enough = bool(_effective(power * log_weight[:, None]) >= fewest)

@@ -73,9 +73,8 @@ def find_grid(
         return None
     fitting = [grid for grid, count in zip(grids, more, strict=True) if count >= SAME * most]
     coarsest = max(grid.step for grid in fitting)
-    likely = coarsest * (
-        1.0 if most > CERTAIN else math.exp(-CERTAIN / most)
-    )  # few may lie on it by chance
+    # few may lie on it by chance
+    likely = coarsest * (1.0 if most > CERTAIN else math.exp(-CERTAIN / most))
     found = max((grid for grid in fitting if grid.step <= likely), default=None)
     return None if found is None else _with_origin(rest, found, eps)
 

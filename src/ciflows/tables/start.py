@@ -41,15 +41,7 @@ MANY_COMPONENTS, MANY_ROWS = (5, 12, 30), 3000
 # rows of the common covariance for each component, in multiples of the features
 PRIORS = (0.3, 1.0, 3.0)
 SMOOTHING = 0.5  # rows added to each level, atom or tail: one that was not seen is rare, not impossible
-FITTED = (
-    "nearest",
-    "inner",
-    "centre",
-    "scale",
-    "tail",
-    "mean",
-    "std",
-)  # what a smooth map takes from data
+FITTED = ("nearest", "inner", "centre", "scale", "tail", "mean", "std")  # by a smooth map, to data
 NARROWEST, WIDEST = 1e-3, 0.5  # scale of a circular column's scores, in periods
 MOST_SMOOTHING = 5.0  # rows added to a column in all
 
