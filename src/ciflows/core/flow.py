@@ -99,6 +99,14 @@ class Flow(Density):
         first = cast(Layer, self.layers[0]).input_dtype if len(self.layers) else None
         return first or self.dtype
 
+    def unrolled(self) -> tuple[list[Layer], Density]:
+        """All layers, those of a base that is a flow too, and the last base."""
+        layers = list(cast(Sequence[Layer], self.layers))
+        if not isinstance(self.base, Flow):
+            return layers, self.base
+        below, base = self.base.unrolled()
+        return layers + below, base
+
     @torch.no_grad()
     def initialise(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> None:
         """Initialise each layer in turn from a first batch (*, shape).
@@ -200,13 +208,11 @@ class Flow(Density):
         draws wherever x moves, pass noise=Noise.seeded(seed).
 
         Arguments:
-            x: Points (*, shape).
             samples: Draws for each point, if there is no tolerance.
             std_error: Draw until each point's standard error is at most this, up to `max_samples`.
                 Points with heavy-tailed weights (`pareto_k` above 0.7) get more draws, some of them from
                 a widened q. A warning counts the points that miss the tolerance.
-            min_samples: The fewest draws for one point, with `std_error`: where a tenth of the weights
-                are zero, a few draws may miss it.
+            min_samples: The fewest draws for one point, with `std_error`.
             max_samples: The most draws for one point, with `std_error`.
             context: Context (*, context_shape) of a conditional density.
             seed: Seed of the draws; None for a random one.
@@ -229,9 +235,6 @@ class Flow(Density):
         """Draw n points (n, shape), or n for each context: (*, context_shape) -> (n, *, shape).
 
         Arguments:
-            n: Number of points.
-            context: Context of a conditional density.
-            seed: Seed of the draws.
             temperature: Factor of all normal numbers drawn; 1 samples the model itself.
         """
         if n < 1:
@@ -284,9 +287,7 @@ class Flow(Density):
 
         Arguments:
             n: How many, for each context: (*, context_shape) -> x (n, *, shape) and W (n, *).
-            context: Context of a conditional density.
             inner: M, draws of u for each x: the bound tightens with it. A plain flow needs 1.
-            seed: Seed of the draws.
             noise: Where the draws come from, in place of a seed.
         """
         noise = noise or Noise.seeded(seed, self.device)
@@ -304,7 +305,6 @@ class Flow(Density):
         Arguments:
             context: Context of a conditional density; its leading dimensions are the batch shape.
             samples: Draws for each log-likelihood of a flow with indices.
-            seed: Seed of these draws.
         """
         from ciflows.core.distribution import FlowDistribution
 

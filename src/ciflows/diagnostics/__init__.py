@@ -3,6 +3,9 @@
 Can you trust a likelihood (`sandwich`, `level_test`, `draws_curve`)? Is one model better than another
 (`paired`)? Do its intervals hold what they should (`calibrate`)? Does mass leak out of the support
 (`leaked_mass`)? How far does the map stretch, and does it invert exactly (`lipschitz`, `round_trip`)?
+
+All take a flow in eval() mode and points x (rows, shape), for a conditional density with their context
+(rows, context_shape); `samples` is the number m of draws of the index for each point, `seed` theirs.
 """
 
 from __future__ import annotations

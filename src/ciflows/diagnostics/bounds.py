@@ -96,11 +96,8 @@ def sandwich(
     A q that misses part of the posterior looks fine from its own draws, but the true u shows it.
 
     Arguments:
-        flow: The model, in eval() mode.
         n: Number of points to simulate, if there is no context.
         samples: Draws for each point, m.
-        context: Context (rows, context_shape) of a conditional density: a point is simulated for each.
-        seed: Seed of the points and of the draws.
 
     Example:
         >>> import ciflows
@@ -152,10 +149,7 @@ def leaked_mass(
     """The share of a model's samples that fall outside the true support.
 
     Arguments:
-        flow: The model.
         contains: Tells for points (n, shape) whether they lie in the support (n,).
-        n: Number of samples.
-        seed: Seed of the samples.
 
     Example:
         >>> from ciflows.layers import Standardise

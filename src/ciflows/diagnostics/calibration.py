@@ -156,7 +156,6 @@ def calibrate(
     """Check a density with rows that it was not trained on.
 
     Arguments:
-        flow: The density, in eval mode.
         rows: The rows, with their contexts and weights if they have any.
         values: Turns points (*, columns) of the flow into values that can be compared.
         samples: Samples of the model; for each row, if it is conditional.

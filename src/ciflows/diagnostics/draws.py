@@ -70,13 +70,6 @@ def draws_curve(
 
     The same draws serve all counts: for each m they are cut into as many groups of m as there are. The
     curve climbs from the ELBO and is level where more draws would change nothing.
-
-    Arguments:
-        flow: The model, with exact log-determinants.
-        x: Points (rows, shape).
-        counts: Numbers of draws.
-        context: Context (rows, context_shape) of a conditional density.
-        seed: Seed of the draws.
     """
     _check(flow, "draws_curve")
     log_weights = flow.log_weights(x, max(counts), context, RowNoise(seed)).double()
@@ -91,11 +84,7 @@ def level_test(
     """Test whether m draws are enough for points x (rows, shape): is L_m above L_{m/2}?
 
     Arguments:
-        flow: The model, with exact log-determinants.
-        x: Points (rows, shape).
         samples: m, at least 2; an odd number is rounded down.
-        context: Context (rows, context_shape) of a conditional density.
-        seed: Seed of the draws.
 
     Example:
         >>> import ciflows

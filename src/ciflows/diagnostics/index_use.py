@@ -25,16 +25,15 @@ __all__ = [
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ciflows.core.density import Density
 from ciflows.core.evaluate import log_mean_exp
 from ciflows.core.flow import Flow
 from ciflows.core.indexed import Indexed
-from ciflows.core.layer import Layer, check_shape, join
+from ciflows.core.layer import check_shape, join
 from ciflows.core.noise import Noise
 from ciflows.core.precision import float32_products
 
@@ -42,18 +41,15 @@ IDLE = 0.01  # nats: less is worth nobody's time
 
 
 class IndexUse(NamedTuple):
-    """How much one index does, averaged over rows. Likelihoods are in nats.
+    """How much one index does, averaged over rows. Likelihoods are in nats; errors are standard errors.
 
     Attributes:
         layer: Where the index is in the flow; "all" for all of them together.
         kl: E log q(u | x) - log p(u | z), what the ELBO pays for u.
-        kl_error: Standard error of `kl` over rows.
         effect: How far a draw of u ~ q(u | x) moves z: the root mean square over rows and features of
             z's standard deviation under q, in units of the feature's standard deviation over the data.
         permuted: What log p(x) loses when u is drawn from the posteriors of other rows.
-        permuted_error: Standard error of `permuted` over rows.
         frozen: What log p(x) loses when u is the same for all rows.
-        frozen_error: Standard error of `frozen` over rows.
     """
 
     layer: str
@@ -121,11 +117,7 @@ def index_use(
     """Measure what each index of a flow does at rows x (rows, shape).
 
     Arguments:
-        flow: The model, in eval() mode.
-        x: At least two rows (rows, shape).
-        context: Context (rows, context_shape) of a conditional density.
         samples: Draws of u for each row. Each index takes two passes of as many draws.
-        seed: Seed of the draws.
 
     Example:
         >>> import ciflows
@@ -147,8 +139,7 @@ def index_activity(flow: Flow, x: Tensor, context: Tensor | None = None) -> Inde
 
     None for a flow without an index, over images, or with noisy log-determinants, and for a single row.
     """
-    indexed = any(isinstance(layer, Indexed) for layer in _parts(flow)[0])
-    if not indexed or flow.noisy or len(flow.shape) > 1 or len(x) < 2:
+    if not _has_index(flow) or flow.noisy or len(flow.shape) > 1 or len(x) < 2:
         return None
     drawn = _Passes(flow, x, context, samples=2, seed=0).own
     return IndexActivity(torch.stack(drawn.kl).sum(0).mean().item(), max(drawn.effect))
@@ -189,14 +180,9 @@ def index_worth(
     """What the indices of a flow add to the mean of log p over rows x (rows, shape).
 
     Arguments:
-        flow: The model, in eval() mode.
-        x: At least two rows (rows, shape).
-        context: Context (rows, context_shape) of a conditional density.
         plain: A flow without indices that was trained as long, to compare with. Without it the flow is
             compared with itself at a frozen u, which says too much: the other layers have come to rely
             on u, and would do better had they been trained without.
-        samples: Draws of u for each row.
-        seed: Seed of the draws.
     """
     if plain is None:
         passes = _Passes(flow, x, context, samples, seed)
@@ -223,12 +209,15 @@ class _Passes:
         self, flow: Flow, x: Tensor, context: Tensor | None, samples: int, seed: int | None
     ) -> None:
         _check(flow, x)
-        self.layers, self.base = _parts(flow)
+        self.layers, self.base = flow.unrolled()
         self.x, self.samples = x, samples
         self.context = None if context is None else context.expand(samples, *context.shape)
         self.noise = Noise.seeded(seed, x.device)
-        places = [place for place, layer in enumerate(self.layers) if isinstance(layer, Indexed)]
-        self.names = [f"{place} {_family(self.layers[place])}" for place in places]
+        self.names = [
+            f"{place} {type(layer.family).__name__}"
+            for place, layer in enumerate(self.layers)
+            if isinstance(layer, Indexed)
+        ]
         self.own = self.run({})
         self.log_prob = log_mean_exp(self.own.log_weights.double())
 
@@ -297,17 +286,8 @@ def _effect(z: Tensor, other: Tensor) -> float:
     return (moved / z.var((0, 1)).clamp(min=torch.finfo(z.dtype).tiny)).mean().sqrt().item()
 
 
-def _parts(flow: Flow) -> tuple[list[Layer], Density]:
-    """All layers, those of a base that is a flow too, and the last base."""
-    layers = list(cast(Sequence[Layer], flow.layers))
-    if not isinstance(flow.base, Flow):
-        return layers, flow.base
-    below, base = _parts(flow.base)
-    return layers + below, base
-
-
-def _family(layer: Layer) -> str:
-    return type(layer.family).__name__ if isinstance(layer, Indexed) else type(layer).__name__
+def _has_index(flow: Flow) -> bool:
+    return any(isinstance(layer, Indexed) for layer in flow.unrolled()[0])
 
 
 def _mean(values: Tensor) -> tuple[float, float]:
@@ -318,7 +298,7 @@ def _mean(values: Tensor) -> tuple[float, float]:
 
 def _check(flow: Flow, x: Tensor) -> None:
     check_shape(x, flow.shape, "index_use")
-    if not any(isinstance(layer, Indexed) for layer in _parts(flow)[0]):
+    if not _has_index(flow):
         raise ValueError("index_use: the flow has no index. Models with one have names like cif-nsf.")
     if x.ndim != len(flow.shape) + 1 or len(x) < 2:
         raise ValueError(f"index_use: expected at least two rows; got shape {tuple(x.shape)}.")

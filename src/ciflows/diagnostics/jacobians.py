@@ -42,7 +42,6 @@ class Stretch(NamedTuple):
     """How much a map from data to noise stretches and shrinks distances at some points.
 
     Attributes:
-        layer: Name of the map.
         largest: The largest singular value of its Jacobian.
         smallest: The smallest one.
         constant: max(largest, 1 / smallest), a lower bound on the bi-Lipschitz constant.
@@ -75,12 +74,9 @@ def is_chain(flow: Flow) -> bool:
 
     A mixture is not, nor is a flow with splits.
     """
-    layers = _layers(flow)
-    ends = flow
-    while isinstance(ends.base, Flow):
-        ends = ends.base
+    layers, base = flow.unrolled()
     known = all(isinstance(layer, Bijection | Indexed) for layer in layers)
-    return bool(layers) and known and isinstance(ends.base, StandardNormal)
+    return bool(layers) and known and isinstance(base, StandardNormal)
 
 
 @float32_products()
@@ -89,12 +85,6 @@ def lipschitz(flow: Flow, x: Tensor, context: Tensor | None = None, seed: int | 
 
     An indexed layer is a bijection for each u: u is drawn from q(u | x) and held fixed. The whole map's
     Jacobian is the product of the layers' Jacobians, and its bound the product of their bounds.
-
-    Arguments:
-        flow: The model, in eval() mode; its layers are bijections and indexed ones.
-        x: Points (rows, shape).
-        context: Context (rows, context_shape) of a conditional density.
-        seed: Seed of the draws of u.
 
     Example:
         >>> from ciflows.layers import Standardise
@@ -118,14 +108,7 @@ def lipschitz(flow: Flow, x: Tensor, context: Tensor | None = None, seed: int | 
 @torch.no_grad()
 @float32_products()
 def round_trip(flow: Flow, x: Tensor, context: Tensor | None = None, seed: int | None = 0) -> RoundTrip:
-    """How exactly decoding inverts encoding at points x (rows, shape), with every u held fixed.
-
-    Arguments:
-        flow: The model, in eval() mode; its layers are bijections and indexed ones.
-        x: Points (rows, shape).
-        context: Context (rows, context_shape) of a conditional density.
-        seed: Seed of the draws of u.
-    """
+    """How exactly decoding inverts encoding at points x (rows, shape), with every u held fixed."""
     with no_log_dets(flow):
         steps = _trace(flow, x, context, seed)
         back = steps[-1].z
@@ -182,10 +165,10 @@ def _trace(flow: Flow, x: Tensor, context: Tensor | None, seed: int | None) -> l
     check_shape(x, flow.shape, "diagnostics")
     if x.ndim != len(flow.shape) + 1 or len(x) == 0:
         raise ValueError(f"diagnostics: expected at least one row; got shape {tuple(x.shape)}.")
-    noise, steps = Noise.seeded(seed, x.device), []
-    if not _layers(flow):
+    noise, steps, layers = Noise.seeded(seed, x.device), [], flow.unrolled()[0]
+    if not layers:
         raise ValueError("diagnostics: the flow has no layers whose Jacobian could be measured.")
-    for index, layer in enumerate(_layers(flow)):
+    for index, layer in enumerate(layers):
         bijection, its_context = _at_draw(layer, x, context, noise)
         name = f"{index} {type(layer).__name__}"
         if isinstance(layer, Indexed):
@@ -194,11 +177,6 @@ def _trace(flow: Flow, x: Tensor, context: Tensor | None, seed: int | None) -> l
         steps.append(_Step(name, bijection, its_context, x, z))
         x = z
     return steps
-
-
-def _layers(flow: Flow) -> list[Layer]:
-    below = _layers(flow.base) if isinstance(flow.base, Flow) else []
-    return [*cast(Sequence[Layer], flow.layers), *below]
 
 
 def _at_draw(

@@ -62,11 +62,6 @@ def log_det_error(
     without such log-determinants has no such error.
 
     Arguments:
-        flow: The model, in eval() mode.
-        x: Points (rows, shape).
-        samples: Draws for each point, m.
-        context: Context (rows, context_shape) of a conditional density.
-        seed: Seed of the draws of u.
         groups: G, at least 2; it must divide the number of probes.
     """
     blocks = [block for block in flow.modules() if isinstance(block, Residual)]
@@ -107,10 +102,6 @@ def paper_log_prob(
     `Flow.log_prob` has no such bias. See docs/likelihoods.md.
 
     Arguments:
-        flow: The model.
-        x: Points (rows, shape).
-        samples: Draws for each point, m.
-        seed: Seed of the draws and of the roulette.
         exact_terms: Number of terms of the series that are always computed.
         p: Parameter of the geometric number of further terms.
     """
