@@ -21,7 +21,6 @@ def batch_moments(rows: Tensor, gather: Gather | None = None) -> tuple[Tensor, T
         n = Σ n_i,  m = Σ n_i m_i / n,  v = Σ n_i (v_i + (m_i - m)²) / n
 
     Arguments:
-        rows: The rows of the batch that are here.
         gather: Stacks what all processes have of it; None if all rows are here.
     """
     channels, over = rows.shape[1], (0, *range(2, rows.ndim))

@@ -52,11 +52,7 @@ def affine(x: Tensor, parameters: Tensor, shape: Shape) -> tuple[Tensor, Tensor]
 
 
 class Standardise(Bijection):
-    """z = (x - mean) / scale with fixed numbers, so that likelihoods stay in the units of the data.
-
-    Arguments:
-        mean: Means (*shape).
-        scale: Positive scales (*shape).
+    """z = (x - mean) / scale with fixed numbers (*shape): likelihoods stay in the units of the data.
 
     Example:
         >>> layer = Standardise(torch.zeros(2), torch.tensor([2.0, 5.0]))
@@ -83,10 +79,6 @@ class Standardise(Bijection):
 
 class Scale(Bijection):
     """z = factor x, as pixels from 0 to 256 are brought to [0, 1].
-
-    Arguments:
-        shape: Shape of one x.
-        factor: A positive number.
 
     Example:
         >>> z, log_det = Scale((1, 2, 2), 1 / 256).encode(torch.full((1, 2, 2), 128.0))

@@ -21,7 +21,6 @@ class Dequantise(Layer):
     estimates from draws of v, even for a plain flow. `decode` rounds down.
 
     Arguments:
-        shape: Shape of one x.
         posterior: q(w | x), with x / levels as its context and an exact density, such as a `Flow`; None
             for uniform v.
         levels: Number of values of x: 0, ..., levels - 1. Only the posterior's context uses it.

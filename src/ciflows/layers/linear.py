@@ -45,9 +45,6 @@ class LULinear(Bijection):
     The diagonal of U is the exponential of a parameter, so that log_det is this parameter's sum and no
     determinant is computed. Starts as the identity.
 
-    Arguments:
-        features: Size of x.
-
     Example:
         >>> layer = LULinear(6)
         >>> sum(p.numel() for p in layer.parameters())

@@ -45,9 +45,6 @@ class Squeeze(Bijection):
 class Flatten(Bijection):
     """Images as vectors: (C, H, W) -> (C · H · W,).
 
-    Arguments:
-        shape: Shape of one x.
-
     Example:
         >>> import torch
         >>> Flatten((3, 4, 4)).encode(torch.zeros(5, 3, 4, 4))[0].shape

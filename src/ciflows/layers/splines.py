@@ -26,7 +26,6 @@ def spline(
     """Monotonic rational-quadratic splines of x (*), and the logarithms of their slopes (*).
 
     Arguments:
-        x: The numbers (*).
         widths: Logarithms of the widths of each spline's pieces, up to a constant (*, bins).
         heights: The same of their heights (*, bins).
         slopes: Logarithms of the slopes between them (*, bins - 1).
@@ -44,14 +43,6 @@ def spline_inverse(
 
     There the root of a steep piece's discriminant can be that of a negative number, and the inverse off
     by the whole range.
-
-    Arguments:
-        y: The numbers (*).
-        widths: As `spline` takes them, and so the others.
-        heights: The same.
-        slopes: The same.
-        bound: The same.
-        least: The same.
     """
     wide = MonotonicRQSTransform(widths, heights, slopes, bound, least)
     wide.horizontal, wide.vertical = wide.horizontal.double(), wide.vertical.double()
@@ -60,14 +51,7 @@ def spline_inverse(
 
 
 class Spline(MonotonicRQSTransform):  # type: ignore[misc]
-    """Zuko's rational-quadratic spline, with an inverse that is right in float32 too.
-
-    Arguments:
-        widths: As `spline` takes them, and so the others.
-        heights: The same.
-        slopes: The same.
-        bound: The same.
-    """
+    """Zuko's rational-quadratic spline, with an inverse that is right in float32 too."""
 
     def __init__(self, widths: Tensor, heights: Tensor, slopes: Tensor, bound: float = 5.0) -> None:
         Transform.__init__(self)
@@ -94,7 +78,6 @@ class AutoregressiveSpline(Bijection):
     there are features, and never drops units: with dropout it undoes `encode` in evaluation mode alone.
 
     Arguments:
-        features: Size of x.
         network: Gives 3 bins - 1 numbers for each feature: widths, heights, inner slopes. Its order of
             the features is that of the layer, its context the layer's.
         bins: Pieces of each spline.

@@ -87,11 +87,6 @@ class MaskedBijection(ZukoBijection):
     features alone that depend on nothing still to come; and without a context the first of them need
     one row of the network, since its input is 0 in all.
 
-    Arguments:
-        transform: The lazy transform.
-        features: Size of x, at least 2.
-        context_features: Size of the context; 0 for none.
-
     Example:
         >>> transform = MaskedAutoregressiveTransform(3)
         >>> layer = MaskedBijection(transform, features=3).double()

@@ -50,10 +50,8 @@ class Model(NamedTuple):
     """A named family of flows.
 
     Attributes:
-        summary: What it is, in one line.
         build: Makes the flow from (features, context_features, settings), or from (shape, settings) for
             images; where `indexed`, from one argument more: the settings of the index.
-        settings: The class of its settings.
         indexed: Whether `settings` hold an index's settings too, which `build` gets.
         takes: What it is a density over.
         training: Training settings that suit it better than the defaults.

@@ -20,7 +20,6 @@ class BatchNorm2d(nn.BatchNorm2d):
     With `gather` set, training mode normalises over the rows of all processes.
 
     Arguments:
-        channels: Number of channels.
         activation: What follows the normalisation.
     """
 

@@ -109,11 +109,6 @@ class SpectralLinear(Spectral):
     """A linear map whose weight is scaled down to spectral norm `bound` if it exceeds it.
 
     Weights start orthogonal: a flat spectrum passes most through the bound (and trains markedly faster).
-
-    Arguments:
-        in_features: Size of the input.
-        out_features: Size of the output.
-        bound: The largest spectral norm.
     """
 
     def __init__(self, in_features: int, out_features: int, bound: float) -> None:

@@ -46,10 +46,8 @@ class MaskedResidualNet(nn.Module):
     Without a context the first feature's outputs are constants.
 
     Arguments:
-        features: Size of the input.
         out_per_feature: Number of outputs for each feature.
         hidden: Size of every hidden layer.
-        blocks: Number of blocks.
         context_features: Size of the context, which all outputs may depend on; 0 for none.
         dropout: Probability with which each hidden unit of a block is dropped in training.
         order: The features, first to last; 0, 1, ... if None.

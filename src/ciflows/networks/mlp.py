@@ -26,9 +26,6 @@ class MLP(Perceptron):
     """Linear maps with an activation between them: (*, in_features) -> (*, out_features).
 
     Arguments:
-        in_features: Size of the input.
-        out_features: Size of the output.
-        hidden: Sizes of the hidden layers.
         activation: Makes the activation after each hidden layer.
         zero_last: Start with zero as the last weight and bias, so that the output starts at 0.
 

@@ -32,10 +32,7 @@ class ResNet(nn.Module):
     2,996,988; the paper prints 2.99M and 3.05M, which a last convolution of 3×3 would give.
 
     Arguments:
-        in_channels: Channels of the input.
-        out_channels: Channels of the output.
         hidden: Channels inside.
-        blocks: Number of residual blocks.
         zero_last: Start with the last weight and bias at 0, so that the output is 0.
         activation: The activation after each batch norm.
 

@@ -26,7 +26,6 @@ class Feature(NamedTuple):
     """What a plot has to know of a column.
 
     Attributes:
-        name: Its name.
         words: Names of its levels, if it is categorical: its values are 0, 1, ...
         discrete: Whether each value has a probability.
         step: The distance of neighbouring values; 0 if there is none.
