@@ -293,15 +293,15 @@ def search(
     from ciflows.runs.search import plan_search, run_search
 
     be_quiet(quiet, as_json)
-    given = read_experiment(experiment)
-    overrides = read_overrides(given.model, settings or [])
+    found = read_experiment(experiment)
+    overrides = read_overrides(found.model, settings or [])
     training = overrides.get("training", {}) | training_settings(precision, max_minutes)
     overrides["training"] = training
-    seed = given.values.get("seed", 0) if seed is None else seed
+    seed = found.values.get("seed", 0) if seed is None else seed
     plan = plan_search(
-        given, data, overrides=overrides, sampler=sampler, trials=trials, prune=prune, seed=seed
+        found, data, overrides=overrides, sampler=sampler, trials=trials, prune=prune, seed=seed
     )
-    folder = out or Path("runs") / f"search-{given.name}-{Path(plan.data).stem}"
+    folder = out or Path("runs") / f"search-{found.name}-{Path(plan.data).stem}"
     with _resumable("the same command"):
         result = run_search(plan, folder, seeds=seeds, workers=workers, device=device, console=console)
     if as_json:

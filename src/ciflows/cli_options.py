@@ -160,11 +160,11 @@ def table_settings(**options: list[str] | str | None) -> dict[str, Any]:
     """The settings of a table that the user gave as options."""
     forms = {"bounds": "LOW:HIGH", "atoms": "A,B,...", "step": "STEP", "circular": "LOW:HIGH"}
     table: dict[str, Any] = {}
-    for name, given in options.items():
-        if name not in forms and given is not None:
-            table[name] = given
-        elif given:
-            pairs = [word.partition("=") for word in given]
+    for name, value in options.items():
+        if name not in forms and value is not None:
+            table[name] = value
+        elif value:
+            pairs = [word.partition("=") for word in value]
             for column, equals, _ in pairs:
                 if not equals:
                     raise UserError(f"--{name} {column}: write it as COLUMN={forms[name]}.")

@@ -189,7 +189,7 @@ def check_samples(samples: int) -> None:
 
 
 def _estimate_rows(flow: Flow, rows: Rows, samples: int, noise: Noise) -> Estimate:
-    """Estimate log p of rows from so many draws each."""
+    """Estimate log p of rows from `samples` draws each."""
     parts = []
     for some in _chunks(flow, rows):
         if flow.exact:
@@ -315,7 +315,7 @@ def _until(
 
 
 def _draw(running: RunningEstimate, flow: Flow, rows: Rows, noise: Noise, samples: int) -> None:
-    """Bring a running estimate of rows up to so many draws."""
+    """Bring a running estimate of rows up to `samples` draws."""
     start = running.samples
     chunks = flow.weight_chunks(rows.x, samples - start, rows.context, noise.from_draw(start))
     for log_weights in _grouped(chunks):

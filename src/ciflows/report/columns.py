@@ -36,9 +36,7 @@ class Columns(NamedTuple):
     """The columns of some data beside samples of each model.
 
     Attributes:
-        features: What the columns are.
         shown: Rows for pictures, of all parts (rows, columns).
-        names: Names of the models.
         drawn: Samples of each model (samples, columns).
         differences: For each column and model, the largest difference of the distribution functions of
             test rows and samples.
@@ -136,7 +134,7 @@ def _parts(columns: Columns, places: list[int]) -> list[Part]:
 
 
 def draw_samples(entry: Entry, count: int, context: Tensor | None, seed: int) -> Tensor:
-    """About so many samples, in codes; for a conditional density as many for each row of context."""
+    """About `count` samples, in codes; for a conditional density as many for each row of context."""
     if context is None:
         return entry.flow.sample(count, seed=seed).cpu()
     context = context.to(entry.flow.device, entry.flow.dtype)

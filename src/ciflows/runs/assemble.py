@@ -134,7 +134,7 @@ def _variant_flow(config: RunConfig, flow: Flow, variant: Variant) -> Flow:
 
 
 def _over_columns(columns: Layer, model: Flow, components: int, trained: bool = True) -> Flow:
-    """A model behind a layer of columns, over a mixture of so many Gaussians; its own base for none."""
+    """A model behind a layer of columns, over a mixture of Gaussians, or over its own base for none."""
     base = GaussianMixture(components, model.shape[0]) if components else model.base
     layers = cast(Sequence[Layer], model.layers if trained else [])
     return _to_precision(Flow([columns, *layers], base), model.dtype)

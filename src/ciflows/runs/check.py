@@ -112,6 +112,6 @@ def _read(run: Run, data: str | None) -> Rows:
 
 
 def _spread_out(count: int, most: int | None) -> NDArray[np.int64]:
-    """At most so many numbers from 0 to count, evenly spread."""
+    """At most `most` numbers from 0 to count, evenly spread."""
     kept = min(count, most or count)
     return np.arange(kept) * count // max(1, kept)

@@ -174,7 +174,7 @@ def read_summary(test: Mapping[str, Any]) -> Summary:
 
 
 def _spread_out(points: Rows, most: int | None) -> Rows:
-    """At most so many points, evenly spread: the beginning of a set may differ from the rest."""
+    """At most `most` points, evenly spread: the beginning of a set may differ from the rest."""
     if most is None or most >= len(points):
         return points
     return points[torch.arange(most) * len(points) // most]

@@ -81,7 +81,7 @@ class Column(Settings):
         """Values as float32 numbers (rows, context_features) to condition on."""
 
     def empty(self, rows: int) -> pl.Series:
-        """A column of so many gaps."""
+        """A column of `rows` gaps."""
         return self._series([None] * rows)
 
     def _series(self, values: Any) -> pl.Series:
@@ -145,7 +145,7 @@ class Number(Column):
 
 
 def dtype_name(facts: Facts) -> str:
-    """The name of a polars type in which values can be given back."""
+    """The name of the polars type that samples get."""
     name = type_name(facts.dtype)
     return "Float64" if name == "Decimal" or (name == "String" and not facts.words) else name
 

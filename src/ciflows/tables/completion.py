@@ -84,7 +84,7 @@ class GapProposal:
         shares = torch.softmax(mixture.logits.detach(), -1)
         return cls(shares, mixture.means.detach(), inverse @ inverse.mT)
 
-    def given(self, z: Tensor, missing: Tensor) -> Conditional:
+    def conditional(self, z: Tensor, missing: Tensor) -> Conditional:
         """The proposal for scores that are `missing` (features,), given others of z (rows, features)."""
         gaps, there = missing.nonzero()[:, 0], (~missing).nonzero()[:, 0]
         cross = self.covariances[:, gaps][:, :, there]
@@ -154,7 +154,7 @@ class Completion(Layer):
             rows = (which == number).nonzero()[:, 0]
             if not bool(pattern.any()):
                 continue
-            proposal = self.proposal.given(flat[rows], pattern)
+            proposal = self.proposal.conditional(flat[rows], pattern)
             drawn = proposal.draw(uniform[rows], normal[rows][:, pattern])
             flat[rows[:, None], pattern.nonzero()[:, 0]] = drawn
             log_proposal[rows] = proposal.log_prob(drawn)

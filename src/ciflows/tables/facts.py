@@ -110,7 +110,7 @@ class Facts:
         return max(len(counts), len(self.values)) <= most and once <= max(1, len(counts) // 4)
 
     def step(self) -> float | None:
-        """The step of the lattice that its values lie on; None where there is none."""
+        """The step of the lattice that its values lie on; None without a lattice."""
         distinct = len(self.counts[0])
         if self.whole:
             return float(self.divisor or 1) if self.rows >= 50 and distinct >= 5 else 1.0

@@ -69,7 +69,7 @@ def _wrong(column: Column, frame: pl.DataFrame, gaps: bool = False) -> pl.Series
 
 
 def _numbers(values: pl.Series) -> pl.Series:
-    """Text as numbers, with nulls for what is none."""
+    """Text as numbers; null where it is not a number."""
     import polars as pl
 
     if values.dtype != pl.String:

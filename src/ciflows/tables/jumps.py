@@ -140,14 +140,14 @@ class Jumps(Marginal):
         p = self.probabilities
         return p.cumsum(-1) - p, p, p.flip(-1).cumsum(-1).flip(-1) - p
 
-    def _far(self, given: Tensor, mapped: Tensor, below: Tensor, above: Tensor, forward: bool) -> Tensor:
+    def _far(self, value: Tensor, mapped: Tensor, below: Tensor, above: Tensor, forward: bool) -> Tensor:
         """Go on with slope 1 beyond ±TAIL, on a side without atoms: Φ ends in float64 there."""
         log_share = torch.log(self._share())
-        tail = given.new_tensor(TAIL)
+        tail = value.new_tensor(TAIL)
         reached = quantile(torch.exp(log_share) * torch.special.ndtr(-tail), torch.ones_like(log_share))
         start, end = (-tail, reached) if forward else (reached, -tail)
-        mapped = torch.where(below & (given < start), end + (given - start), mapped)
-        return torch.where(above & (given > -start), -end + (given + start), mapped)
+        mapped = torch.where(below & (value < start), end + (value - start), mapped)
+        return torch.where(above & (value > -start), -end + (value + start), mapped)
 
     def _share(self) -> Tensor:
         """r, the probability of all values that are no atoms: (columns,)."""

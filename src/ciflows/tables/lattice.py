@@ -118,7 +118,7 @@ class Lattice(Number):
 
 
 def nearest_value(values: Array, origin: float, step: float, decimals: int) -> Array:
-    """The values of a lattice nearest to some, with so many decimals; with all of them for -1."""
+    """The nearest values of a lattice, rounded to `decimals`; not rounded for -1."""
     exact = origin + step * np.round((values - origin) / step)
     return np.round(exact, decimals) if decimals >= 0 else exact
 

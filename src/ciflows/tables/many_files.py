@@ -73,7 +73,7 @@ def check_schemas(files: Sequence[Path]) -> None:
 
 
 def read_files(files: Sequence[Path], size: int = CHUNK) -> Iterator[pl.DataFrame]:
-    """The rows of all files, in their order and with the columns of the first, so many at a time."""
+    """The rows of all files in order, `size` at a time, with the columns of the first."""
     columns: list[str] | None = None
     for path in files:
         with errors_of(path.name):

@@ -57,7 +57,7 @@ class TableSettings(Settings):
         return ends[0], ends[1]
 
     def ends_of(self, name: str) -> tuple[float, float] | None:
-        """Where the values of a circular column begin and wrap around; None where it is none."""
+        """Where the values of a circular column begin and wrap around; None if it is not circular."""
         text = self.circular.get(name)
         if text is None:
             return None

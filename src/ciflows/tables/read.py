@@ -94,7 +94,7 @@ def errors_of(where: Path | str) -> Iterator[None]:
 
 
 def read_chunks(path: Path, size: int = CHUNK) -> Iterator[pl.DataFrame]:
-    """All that a file holds, so many rows at a time; of a large file no more is in memory."""
+    """The rows of a file, `size` at a time; a large file is never in memory as a whole."""
     if not is_large(path):
         frame, _ = _read_frame(path, None)
         yield from frame.iter_slices(size)
@@ -263,7 +263,7 @@ def _scan(path: Path, suffix: str, size: int) -> Iterator[pl.DataFrame]:
 
 
 def _has_header(text: Iterable[str], separator: str, columns: Sequence[str] | None = None) -> bool:
-    """Whether the first row of a text that is not empty names the columns; refused where it is none."""
+    """Whether the first row of a text names the columns; refuse a row that cannot be read."""
     first = next((row for row in csv.reader(text, delimiter=separator) if row), [])
     if len(first) == 1 and ";" in first[0]:
         raise UserError("its values seem to stand between semicolons: write it with commas.")

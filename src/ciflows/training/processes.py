@@ -51,7 +51,7 @@ class Processes:
         return find_device(name)
 
     def share(self, rows: int) -> slice:
-        """The rows of so many that are this process's.
+        """This process's share of `rows` rows.
 
         Example:
             >>> ALONE.share(10)
