@@ -426,6 +426,8 @@ def test_amortised_fits_follow_their_context() -> None:
         assert vi.evaluate(log_density, flow, 2000, context=context).elbo > -0.1
     with pytest.raises(UserError, match="takes them"):
         vi.fit(log_density, flow, steps=1)
+    with pytest.raises(UserError, match=r"expected rows of shape \(2,\); got \(1, 1000, 2\)"):
+        vi.evaluate(log_density, flow, context=contexts)
 
 
 def test_an_interrupted_fit_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -447,6 +449,15 @@ def test_an_interrupted_fit_goes_on_where_it_was(tmp_path: Path) -> None:
         assert torch.equal(first, second)
     with pytest.raises(UserError, match="other settings"):
         vi.fit(correlated, flows[2], **(how | {"steps": 40}), checkpoint=tmp_path / "fit")
+    with pytest.raises(UserError, match="other settings"):
+        vi.fit(correlated, cif(layers=3).float(), **how, checkpoint=tmp_path / "fit")
+    vi.fit(correlated, flows[2], steps=1, batch=4, every=1, checkpoint=tmp_path / "new" / "fit")
+
+
+@pytest.mark.parametrize("name", ["steps", "batch", "every", "learning_rate", "first_power"])
+def test_settings_of_a_fit_that_mean_nothing_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match=f"{name}.*; got"):
+        vi.fit(correlated, cif(), **({"steps": 1} | {name: 0}))
 
 
 def test_densities_that_cannot_be_right_are_refused() -> None:

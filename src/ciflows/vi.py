@@ -172,9 +172,8 @@ def _names_without_posteriors(flow: Flow) -> list[str]:
     named = list(flow.named_parameters(remove_duplicate=False))
     inside = {id(p) for name, p in named if name.startswith(starts)}
     outside = {id(p) for name, p in named if not name.startswith(starts)}
-    return (
-        [] if inside & outside else [n for n, _ in flow.named_parameters() if not n.startswith(starts)]
-    )
+    others = [n for n, _ in flow.named_parameters() if not n.startswith(starts)]
+    return [] if inside & outside else others
 
 
 @contextmanager
@@ -253,9 +252,12 @@ def fit(
     for name, share in (("anneal", anneal), ("balance", balance)):
         if not 0 <= share <= 1:
             raise UserError(f"{name} is a share of the steps, from 0 to 1; got {share}.")
-    if not 0 < first_power <= 1:
-        raise UserError(f"first_power is above 0 and at most 1; got {first_power}.")
+    if not (0 < first_power <= 1 and 0 < learning_rate < math.inf):
+        raise UserError(f"0 < first_power <= 1, 0 < learning_rate; got {first_power}, {learning_rate}.")
+    if min(steps, batch, every) < 1:
+        raise UserError(f"steps, batch and every are at least 1; got {steps}, {batch} and {every}.")
     facts: dict[str, Any] = {"steps": steps, "batch": batch, "draws": draws, "inner": inner}
+    facts["parameters"] = sum(p.numel() for p in flow.parameters())
     facts |= {"learning_rate": learning_rate, "index_rate": index_rate, "anneal": anneal}
     facts |= {"first_power": first_power, "balance": balance, "seed": seed}
     state = _State(flow, steps, (learning_rate, learning_rate * index_rate), seed)
@@ -352,9 +354,8 @@ def _below(start: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _some(context: Tensor | None, batch: int, noise: Noise) -> Tensor | None:
     if context is None:
         return None
-    return context[
-        torch.randint(len(context), (batch,), generator=noise.generator, device=context.device)
-    ]
+    rows = torch.randint(len(context), (batch,), generator=noise.generator, device=context.device)
+    return context[rows]
 
 
 def _check_context(flow: Flow, context: Tensor | None) -> None:
@@ -387,6 +388,7 @@ def evaluate(
     """
     if n < 2:
         raise UserError(f"An error needs at least two samples; got n = {n}.")
+    _check_context(flow, None if context is None else context[None])
     noise, parts, running = Noise.seeded(seed, flow.device), [], RunningEstimate(n)
     for start in range(0, n, CHUNK):
         size = min(CHUNK, n - start)

@@ -26,6 +26,7 @@ class DamagedError(UserError):
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write tensors, facts about them as JSON, and a checksum of both."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(dict(facts), sort_keys=True)
     # one entry, since the order of several is not fixed: equal content must give equal files
