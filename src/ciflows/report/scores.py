@@ -32,7 +32,8 @@ class Scores(NamedTuple):
         test: Scores of test rows.
         counted: The same, as often as their weights say.
         drawn: Scores of rows drawn from the model.
-        limit: What chance explains of the difference of the two distribution functions.
+        limit: What chance explains of the difference of the two distribution functions, one of as many
+            tests as there are columns, and one more; the coverage of the joint density has the same.
     """
 
     test: Array
@@ -55,7 +56,7 @@ class Scores(NamedTuple):
 
     @property
     def suspicious(self) -> NDArray[np.bool_]:
-        """Test rows that score below every sample; chance gives at most a quarter of a row, on average."""
+        """Test rows that score below every sample; on average, chance gives at most a quarter of one."""
         return self.test < self.drawn.min()
 
 
@@ -68,7 +69,9 @@ def score_rows(entry: Entry, seed: int) -> Scores:
     context = None if rows.context is None else rows.context.repeat(TIMES, 1)
     test, drawn = (_log_prob(entry, part, seed) for part in (rows, Rows(fresh, context)))
     counted = resampled(Rows(torch.from_numpy(test), weight=rows.weight)).x.numpy()
-    return Scores(test, counted, drawn, chance(effective_rows(rows.weight, len(rows)), len(drawn)))
+    tests = rows.x[0].numel() + 1
+    limit = chance(effective_rows(rows.weight, len(rows)), len(drawn), tests)
+    return Scores(test, counted, drawn, limit)
 
 
 def _log_prob(entry: Entry, rows: Rows, seed: int) -> Array:
