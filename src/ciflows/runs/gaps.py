@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = ["check_done", "check_missing", "estimate_gaps", "impute"]
 
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from ciflows.core.evaluate import Estimate
 from ciflows.core.noise import random_seed
 from ciflows.core.rows import Rows
 from ciflows.errors import UserError
+from ciflows.runs.frames import is_pandas
 from ciflows.runs.metrics import MOST_DRAWS, estimate_rows
 from ciflows.tables import Schema, TableLike
 from ciflows.tables.integrate import FEWEST, ROUND, GapFlow
@@ -62,7 +62,6 @@ def estimate_gaps(
     may have no weight, and a few draws would miss it in their standard error.
 
     Arguments:
-        gaps: The density.
         rows: The rows, with NaN for gaps.
         samples: Draws for each row.
         seed: Seed of the draws; other draws at each call if None.
@@ -84,12 +83,8 @@ def impute(
     """Fill the gaps of a table with draws; see `Run.impute`.
 
     Arguments:
-        gaps: The density.
-        schema: The columns that it is of.
         data: The table as you have it.
         frame: The same with the names of the columns.
-        n: How many draws for each gap.
-        seed: Seed of the draws.
     """
     if n < 1:
         raise UserError(f"At least one draw is needed; got n = {n}.")
@@ -100,10 +95,8 @@ def impute(
     check_done(failed, "imputed")
     missing = rows.x.isnan().numpy()
     drawings = [schema.decode(x) for x in drawn.cpu()]
-    pandas = sys.modules.get("pandas")
-    if pandas is not None and isinstance(data, pandas.DataFrame):
-        parts = [_fill_pandas(data, values, schema, missing) for values in drawings]
-        return parts[0] if n == 1 else pandas.concat([_numbered(p, i) for i, p in enumerate(parts, 1)])
+    if is_pandas(data):
+        return _join_pandas([_fill_pandas(data, values, schema, missing) for values in drawings])
     return _join([_fill(frame, values, schema, missing) for values in drawings])
 
 
@@ -144,19 +137,19 @@ def _gaps(schema: Schema, name: str, empty: Any, missing: Any) -> Any:
     return missing[:, schema.names.index(name)] if name in schema.names else empty
 
 
-def _numbered(part: Any, number: int) -> Any:
-    part.insert(0, DRAW, number)
-    return part
-
-
 def _join(parts: list[pl.DataFrame]) -> pl.DataFrame:
     """One table, or several below each other with their number in front."""
     import polars as pl
 
-    if len(parts) == 1:
-        return parts[0]
-    numbered = [
+    for number, part in enumerate(parts if len(parts) > 1 else (), start=1):
         part.insert_column(0, pl.Series(DRAW, np.full(len(part), number)))
-        for number, part in enumerate(parts, 1)
-    ]
-    return pl.concat(numbered)
+    return pl.concat(parts)
+
+
+def _join_pandas(parts: list[Any]) -> Any:
+    """The same for pandas frames."""
+    import pandas as pd
+
+    for number, part in enumerate(parts if len(parts) > 1 else (), start=1):
+        part.insert(0, DRAW, number)
+    return pd.concat(parts)

@@ -35,7 +35,7 @@ from ciflows.runs.folder import WEIGHTS
 from ciflows.runs.run import Run
 from ciflows.runs.score import ScoreSettings, check_key, score_frame
 from ciflows.tables.faults import check_types, find_faults
-from ciflows.tables.read import errors_of
+from ciflows.tables.read import errors_of, readable
 from ciflows.tables.schema import Schema, check_columns
 
 if TYPE_CHECKING:
@@ -278,11 +278,9 @@ def sum_up(job: Job, reused: int) -> Made:
 def _scan(path: Path) -> pl.LazyFrame:
     import polars as pl
 
-    try:
+    with readable(".parquet"):
         table = pl.scan_parquet(path, glob=False)
         table.collect_schema()
-    except Exception as error:
-        raise UserError("damaged, cut short or not a .parquet file.") from error
     return table
 
 

@@ -222,8 +222,7 @@ class Run:
             return self.schema.decode(self.flow.sample(n, seed=seed, temperature=temperature))
         frame, context = rows
         x = self.flow.sample(n, context.to(self.flow.device, self.flow.dtype), seed, temperature)
-        repeated = frame[[i for i in range(len(frame)) for _ in range(n)]]
-        return like(given, self.schema.decode(x.transpose(0, 1).flatten(0, 1), repeated), n)
+        return like(given, self.schema.decode(x.transpose(0, 1).flatten(0, 1), frame), n)
 
     quantile, cdf, interval = ask.quantile, ask.cdf, ask.interval
     mean, expectation = ask.mean, ask.expectation
@@ -311,5 +310,5 @@ def load_run(folder: Path | str, device: str = "cpu") -> Run:
     return Run(folder, config, flow, about, metrics, history)
 
 
-def _shorten(text: str, length: int = 60) -> str:
-    return text if len(text) <= length else f"{text[: length - 3]}..."
+def _shorten(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."

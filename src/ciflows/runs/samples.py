@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["Samples", "modelled"]
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -120,8 +120,4 @@ class Samples:
             if schema is None:
                 yield pl.DataFrame(flat.cpu().numpy(), schema=list(self.run.about["columns"]))
             else:
-                yield schema.decode(flat, None if rows is None else _repeat(rows, self.n))
-
-
-def _repeat(frame: Any, times: int) -> Any:
-    return frame[np.repeat(np.arange(len(frame)), times)]
+                yield schema.decode(flat, rows)

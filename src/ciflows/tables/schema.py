@@ -14,7 +14,7 @@ __all__ = [
 ]
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from ciflows.errors import UserError, nearest
 from ciflows.settings import Settings
 from ciflows.tables.categorical import Categorical
 from ciflows.tables.circular import Circular
-from ciflows.tables.column import Column, Number
+from ciflows.tables.column import Number
 from ciflows.tables.dates import from_numbers, in_unit_of, is_date, polars_type, show, unit_of
 from ciflows.tables.facts import as_numbers
 from ciflows.tables.lattice import Lattice
@@ -42,7 +42,7 @@ AnyColumn = Annotated[Circular | Categorical | Lattice | Real, Field(discriminat
 
 
 class Constant(Settings):
-    """A column that has one value only: set aside in training, and given back with samples."""
+    """A column with a single value: left out of training, and back in samples."""
 
     name: str
     dtype: str
@@ -54,7 +54,7 @@ class Constant(Settings):
         return show(float(self.value), self.dtype) if unit_of(self.dtype) else str(self.value)
 
     def column(self, rows: int) -> pl.Series:
-        """So many rows of its value."""
+        """`rows` rows of its value."""
         import polars as pl
 
         dates, value = unit_of(self.dtype), self.value
@@ -137,13 +137,15 @@ class Schema(Settings):
         bad = np.zeros(len(frame), dtype=bool)
         reasons: list[str] = []
         x = np.empty((len(frame), len(self.columns)))
-        for place, column in enumerate(self.columns):
-            x[:, place] = column.encode(frame[column.name])
-            bad, reasons = _complaints(column, frame[column.name], x[:, place], bad, reasons)
-        for column in self.given:
-            bad, reasons = _complaints(
-                column, frame[column.name], column.encode(frame[column.name]), bad, reasons
-            )
+        for place, column in enumerate([*self.columns, *self.given]):
+            values = frame[column.name]
+            numbers = column.encode(values)
+            if place < len(self.columns):
+                x[:, place] = numbers
+            wrong = np.isnan(numbers) & values.is_not_null().to_numpy()
+            if wrong.any():
+                bad |= wrong
+                reasons.append(column.complain(values.filter(wrong)))
         good = frame.filter(~bad)
         weight = None
         if weights and self.weights:
@@ -180,7 +182,10 @@ class Schema(Settings):
         return frame.with_columns([column.empty(len(frame)) for column in empty])
 
     def decode(self, x: Tensor, given: pl.DataFrame | None = None) -> pl.DataFrame:
-        """Numbers (rows, features) as a table with all columns of the file, beside those given."""
+        """Numbers (rows, features) as a table with all columns of the file, beside those given.
+
+        Where there are n times as many rows as in `given`, n in turn belong to each of those.
+        """
         import polars as pl
 
         values = x.double().cpu().numpy()
@@ -188,7 +193,8 @@ class Schema(Settings):
         for constant in self.constants:
             series[constant.name] = constant.column(len(x))
         if given is not None:
-            series |= {column.name: given[column.name] for column in self.given}
+            places = np.repeat(np.arange(len(given)), len(x) // max(1, len(given)))
+            series |= {column.name: given[column.name][places] for column in self.given}
         return pl.DataFrame([series[name] for name in self.order if name in series])
 
     def _with_nulls(self, frame: pl.DataFrame, weights: bool) -> pl.DataFrame:
@@ -207,7 +213,7 @@ class Schema(Settings):
         return torch.from_numpy(np.concatenate(parts, axis=1))
 
     def _as_numbers(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Text in columns of numbers as numbers; refused where it is none."""
+        """Turn text in columns of numbers into numbers; refuse other text."""
         wrong, changed = [], []
         for column in [*self.columns, *self.given]:
             if isinstance(column, Number) and column.name in frame.columns:
@@ -231,16 +237,6 @@ def _numbers(column: Number, values: pl.Series) -> pl.Series | None:
     if is_date(values.dtype) and unit_of(column.dtype):
         return in_unit_of(values, column.dtype)
     return None if unit_of(column.dtype) else numbers_from_text(values)
-
-
-def _complaints(
-    column: Column, values: pl.Series, numbers: NDArray[Any], bad: NDArray[np.bool_], reasons: list[str]
-) -> tuple[NDArray[np.bool_], list[str]]:
-    """Bad rows and reasons with those of one more column."""
-    wrong = np.isnan(numbers) & values.is_not_null().to_numpy()
-    if not wrong.any():
-        return bad, reasons
-    return bad | wrong, [*reasons, column.complain(values.filter(wrong))]
 
 
 def _changed(frame: pl.DataFrame, constant: Constant) -> bool:
