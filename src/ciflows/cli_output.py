@@ -29,12 +29,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ciflows.files import typed_path
 from ciflows.progress import sparkline
 
 if TYPE_CHECKING:
     from ciflows.runs.run import Run
     from ciflows.runs.search import SearchResult
-    from ciflows.tables import TableSettings
     from ciflows.tables.column import Column
 
 console = Console(emoji=False)
@@ -126,27 +126,15 @@ def next_commands(run: Run) -> list[str]:
     from ciflows.models.catalogue import index_pair
     from ciflows.runs.config import default_model
 
-    folder, data, model = quote(str(run.path)), quote(run.config.data), run.config.model
+    folder, data, model = typed_path(str(run.path)), typed_path(run.config.data), run.config.model
     pair = index_pair(model) or (model, default_model(run.config.data))
     count = "-n 16" if run.images else "-n 1000"
     given = [] if run.schema is None else [f"{c.name}={_example(c)}" for c in run.schema.given]
     return [
         f"ciflows score {folder} {data}",
         f"ciflows sample {folder} {count}" + (f" --given {quote(','.join(given))}" if given else ""),
-        " ".join(["ciflows compare", data, *pair, *_table_flags(run.config.table)]),
+        " ".join(["ciflows compare", data, *pair, *run.config.table.as_options()]),
     ]
-
-
-def _table_flags(table: TableSettings) -> list[str]:
-    """The options that mean the settings of a table."""
-    flags = []
-    for option, value in table.model_dump(exclude_defaults=True).items():
-        values = (
-            [f"{name}={text}" for name, text in value.items()] if isinstance(value, dict) else [value]
-        )
-        words = [",".join(each) if isinstance(each, list) else each for each in values]
-        flags += [f"--{option} {quote(word)}" for word in words]
-    return flags
 
 
 def _example(column: Column) -> str:

@@ -9,6 +9,7 @@ __all__ = [
     "parse_toml",
     "read_json",
     "remove_leftovers",
+    "typed_path",
     "write_bytes",
     "write_json",
     "write_text",
@@ -23,6 +24,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from ciflows.errors import UserError
@@ -39,6 +41,12 @@ def cache_folder() -> Path:
     """The cache folder: CIFLOWS_CACHE, or ciflows in the user's cache folder."""
     own, general = os.environ.get("CIFLOWS_CACHE"), os.environ.get("XDG_CACHE_HOME")
     return Path(own) if own else Path(general or Path.home() / ".cache") / "ciflows"
+
+
+def typed_path(path: str) -> str:
+    """A path, or a name, as you would type it in a shell: relative where it is below this folder."""
+    below = os.path.isabs(path) and Path(path).is_relative_to(Path.cwd())
+    return quote(os.path.relpath(path) if below else path)
 
 
 @contextmanager

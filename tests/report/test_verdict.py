@@ -103,7 +103,13 @@ def test_gaps_leaks_and_loose_bounds_are_named() -> None:
     )
     commands = [command for _, command in found.next_block().steps]
     assert "ciflows fit set --model cif-maf" in commands
-    assert "ciflows score RUN DATA --samples 1000" in commands
+    assert "ciflows score RUN set --samples 1000" in commands
+
+
+def test_commands_name_the_run_the_data_and_the_options() -> None:
+    entry = normal_entry(rows(50))._replace(folder="runs/a", options="--given b")
+    assert entry.score_command("-m 5") == "ciflows score runs/a set -m 5"
+    assert entry.command("fit", "--seed 1") == "ciflows fit set --seed 1 --given b"
 
 
 def test_the_index_is_told_once_it_is_known() -> None:

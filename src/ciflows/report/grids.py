@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ciflows.core.flow import Flow
+from ciflows.files import typed_path
 from ciflows.tables.real import Real
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class Entry(NamedTuple):
         dataset: The data it was trained and tested on.
         metrics: The content of metrics.json.
         config: The resolved configuration, as TOML.
+        folder: The run folder, as you would type it.
+        options: What the command line says of a table, such as "--given age".
     """
 
     name: str
@@ -61,6 +64,16 @@ class Entry(NamedTuple):
     metrics: dict[str, Any]
     history: list[dict[str, Any]]
     config: str
+    folder: str = "RUN"
+    options: str = ""
+
+    def command(self, verb: str, *words: str) -> str:
+        """A command on the data, ready to be pasted: `ciflows VERB DATA WORDS OPTIONS`."""
+        return " ".join(["ciflows", verb, typed_path(self.dataset.name), *words, self.options]).rstrip()
+
+    def score_command(self, *words: str) -> str:
+        """The command that scores the data with this run."""
+        return " ".join(["ciflows score", self.folder, typed_path(self.dataset.name), *words])
 
 
 class DensityGrid(NamedTuple):

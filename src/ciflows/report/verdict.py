@@ -6,7 +6,7 @@ __all__ = ["Finding", "Verdict", "judge"]
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ciflows.models.catalogue import index_pair
 from ciflows.report.columns import Columns
@@ -40,10 +40,11 @@ class Finding(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The best model, and what was found of it."""
+    """The best model, what was found of it, and the command that uses it."""
 
     headline: str
     findings: list[Finding]
+    command: str
 
     @property
     def good(self) -> bool:
@@ -52,10 +53,7 @@ class Verdict(NamedTuple):
     def next_block(self) -> Block:
         """What to try next."""
         steps = [(f.advice, f.command) for f in self.findings if f.advice]
-        usual = (
-            "Nothing stands out. Use the model: score new rows, or draw some.",
-            "ciflows score RUN DATA",
-        )
+        usual = ("Nothing stands out. Use the model: score new rows, or draw some.", self.command)
         return Block("What to try next", steps=steps or [usual])
 
 
@@ -73,11 +71,11 @@ def judge(entries: Sequence[Entry], columns: Columns | None, scores: Sequence[Sc
         fit = _calibration(scores[best], columns, best)
         findings += [fit if metrics.get("gap") is None else fit._replace(short="")]  # the gap says more
     if columns is not None and entry.dataset.truth is None:
-        findings += [*_columns(columns, best), *_rows(scores[best])]
-    findings += [*_leak(entry), *_draws(metrics), *_index(entry, entries), *_training(entry)]
+        findings += [*_columns(columns, best), *_rows(scores[best], entry)]
+    findings += [*_leak(entry), *_draws(entry), *_index(entry, entries), *_training(entry)]
     shorts = [finding.short for finding in findings if finding.short]
     name = entry.name if len(entries) == 1 else f"The best of {len(entries)}, {entry.name}"
-    return Verdict(f"{name}: {'; '.join(shorts)}." if shorts else "", findings)
+    return Verdict(f"{name}: {'; '.join(shorts)}." if shorts else "", findings, entry.score_command())
 
 
 def _log_prob(entry: Entry) -> float:
@@ -129,7 +127,7 @@ def _columns(columns: Columns, model: int) -> list[Finding]:
     return [Finding(False, f"{short} match the test rows: {named}.", short, advice)]
 
 
-def _rows(scores: Scores) -> list[Finding]:
+def _rows(scores: Scores, entry: Entry) -> list[Finding]:
     count, rows = int(scores.suspicious.sum()), len(scores.test)
     if count == 0:
         return [Finding(True, f"None of {rows:,} test rows is suspicious.", "no suspicious rows")]
@@ -138,7 +136,7 @@ def _rows(scores: Scores) -> list[Finding]:
     if count > max(1.0, MANY * rows):
         return [Finding(False, f"{words} With so many, doubt the model, not the rows.", short)]
     advice = "Check the suspicious rows below for mistakes. Score all of your rows:"
-    return [Finding(False, words, short, advice, "ciflows score RUN DATA")]
+    return [Finding(False, words, short, advice, entry.score_command())]
 
 
 def _leak(entry: Entry) -> list[Finding]:
@@ -151,33 +149,34 @@ def _leak(entry: Entry) -> list[Finding]:
     advice = (
         "Add an index, which lets mass tear apart:" if plain else "Train for longer: mass still leaks."
     )
-    command = f"ciflows fit {entry.dataset.name} --model cif-{entry.name}" if plain else ""
+    command = entry.command("fit", f"--model cif-{entry.name}") if plain else ""
     return [Finding(True, words)] if leaked < SMALL else [Finding(False, words, short, advice, command)]
 
 
-def _draws(metrics: dict[str, Any]) -> list[Finding]:
-    between = metrics.get("sandwich") or {}
+def _draws(entry: Entry) -> list[Finding]:
+    between = entry.metrics.get("sandwich") or {}
     gap, error = between.get("gap"), between.get("std_error")
     if gap is None:
-        return _few_draws(metrics.get("test") or {})
+        return _few_draws(entry)
     least, most = (gap + sign * 2 * (error or 0.0) for sign in (-1, 1))
     hidden = set_number(most, "{:.2g}")
     if least < LOOSE:
         return [Finding(True, f"You can trust the log-likelihood: draws hide less than {hidden} nats.")]
     words = f"Draws hide up to {hidden} nats of the log-likelihood: the model may be better than shown."
     advice = "Evaluate with more draws:"
-    return [Finding(False, words, "", advice, "ciflows score RUN DATA --samples 1000")]
+    return [Finding(False, words, "", advice, entry.score_command("--samples 1000"))]
 
 
-def _few_draws(test: dict[str, Any]) -> list[Finding]:
+def _few_draws(entry: Entry) -> list[Finding]:
     """A finding if most draws carry no weight, where nothing else bounds the log-likelihood."""
+    test = entry.metrics.get("test") or {}
     draws, effective = test.get("samples"), test.get("effective_samples")
     if draws is None or effective is None or effective >= draws / 2:
         return []
     words = (
         f"Only {effective:.1f} of {draws:g} draws are effective: the log-likelihood is a lower bound."
     )
-    command = "ciflows score RUN DATA --samples 100"
+    command = entry.score_command("--samples 100")
     return [Finding(False, words, "", "Evaluate with more draws:", command)]
 
 
@@ -189,7 +188,7 @@ def _index(entry: Entry, entries: Sequence[Entry]) -> list[Finding]:
     words = index_words(named.get(pair[1], entry), entries)
     if worth or {*pair} <= {*named}:
         return [Finding(True, words)]
-    command = f"ciflows compare {entry.dataset.name} {' '.join(pair)}"
+    command = entry.command("compare", *pair)
     return [Finding(True, words, "", "See what an index is worth here:", command)]
 
 
@@ -200,9 +199,7 @@ def _training(entry: Entry) -> list[Finding]:
     late = values[steps >= 0.75 * steps[-1]]
     if late.argmax() == len(late) - 1 and late[-1] - values[steps < 0.75 * steps[-1]].max() > SMALL:
         words = "Validation was still rising when training ended."
-        command = (
-            f"ciflows fit {entry.dataset.name} --model {entry.name} --set steps={2 * steps[-1]:.0f}"
-        )
+        command = entry.command("fit", f"--model {entry.name}", f"--set steps={2 * steps[-1]:.0f}")
         return [Finding(False, words, "still learning", "Train for longer:", command)]
     peak = values.argmax()
     if steps[peak] < 0.5 * steps[-1] and values[peak] - late.mean() > SMALL:

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from ciflows.errors import UserError
-from ciflows.files import write_json
+from ciflows.files import typed_path, write_json
 from ciflows.runs.config import RunConfig
 from ciflows.runs.fit import fit
 from ciflows.runs.fit import resume as resume_run
@@ -174,6 +174,8 @@ def _entries(runs: Sequence[Run]) -> list[Entry]:
             run.metrics | {"difference": _difference_words(run, first[run.about["fingerprint"]], twice)},
             run.history,
             run.config.to_toml(),
+            typed_path(str(run.path)),
+            " ".join(run.config.table.as_options()),
         )
         for run in runs
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["PLAIN_TABLE", "Bounds", "TableSettings"]
 
 import math
+from shlex import quote
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
@@ -87,6 +88,15 @@ class TableSettings(Settings):
         if step is not None and not (0 <= step < math.inf):
             raise UserError(f"step {name}={step:g}: a step is a positive number, or 0 for a density.")
         return step
+
+    def as_options(self) -> list[str]:
+        """What differs from the defaults, as options of the command line, quoted."""
+        found = []
+        for option, value in self.model_dump(exclude_defaults=True).items():
+            values = [f"{k}={v}" for k, v in value.items()] if isinstance(value, dict) else [value]
+            words = [",".join(each) if isinstance(each, list) else each for each in values]
+            found += [f"--{option} {quote(word)}" for word in words]
+        return found
 
 
 def _ends(text: str) -> Bounds | None:
