@@ -90,15 +90,14 @@ class StandardNormal(Density):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
-        self.register_buffer("_like", torch.zeros(()), persistent=False)
+        self._like = nn.Buffer(torch.zeros(()), persistent=False)
 
     def log_weight(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
         check_shape(x, self.shape, "StandardNormal")
         return -0.5 * sum_event(x.square() + LOG_2_PI, self.shape)
 
     def draw(self, leading: Shape, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
-        like = self.get_buffer("_like")
-        return (noise or Noise()).normal((*leading, *self.shape), like)
+        return (noise or Noise()).normal((*leading, *self.shape), self._like)
 
 
 class ConditionalNormal(Density):

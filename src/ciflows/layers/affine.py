@@ -64,10 +64,8 @@ class Standardise(Bijection):
         super().__init__(tuple(mean.shape))
         if mean.shape != scale.shape or not bool((scale > 0).all()):
             raise ValueError("Standardise: expected as many positive scales as means.")
-        self.mean: Tensor
-        self.scale: Tensor
-        self.register_buffer("mean", mean.clone())
-        self.register_buffer("scale", scale.clone())
+        self.mean = nn.Buffer(mean.clone())
+        self.scale = nn.Buffer(scale.clone())
 
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
         log_det = -torch.log(self.scale).sum()

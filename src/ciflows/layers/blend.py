@@ -40,8 +40,7 @@ class Blend(Density):
         super().__init__(members[0].shape, contexts.pop() if contexts else None)
         self.members = nn.ModuleList(members)
         equal = torch.full((len(members),), 1 / len(members))
-        self.log_shares: Tensor
-        self.register_buffer("log_shares", (equal if shares is None else shares).float().log())
+        self.log_shares = nn.Buffer((equal if shares is None else shares).float().log())
 
     @property
     def exact(self) -> bool:

@@ -29,8 +29,7 @@ class Permutation(Bijection):
     def __init__(self, order: Tensor) -> None:
         check_order(order, "Permutation")
         super().__init__(tuple(order.shape))
-        self.order: Tensor
-        self.register_buffer("order", order.long().clone())
+        self.order = nn.Buffer(order.long().clone())
 
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
         return x.index_select(-1, self.order), x.new_zeros(x.shape[:-1])
@@ -58,11 +57,9 @@ class LULinear(Bijection):
         self.upper = nn.Parameter(torch.zeros(below))
         self.log_diagonal = nn.Parameter(torch.zeros(features))
         self.bias = nn.Parameter(torch.zeros(features))
-        self.rows: Tensor
-        self.columns: Tensor
         rows, columns = torch.tril_indices(features, features, offset=-1)
-        self.register_buffer("rows", rows, persistent=False)
-        self.register_buffer("columns", columns, persistent=False)
+        self.rows = nn.Buffer(rows, persistent=False)
+        self.columns = nn.Buffer(columns, persistent=False)
 
     @property
     def pure(self) -> tuple[str, ...]:

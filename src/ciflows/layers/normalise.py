@@ -91,10 +91,8 @@ class BatchNorm(Bijection):
                 self.register_parameter(name, nn.Parameter(_zeros(shape)))
             else:
                 self.register_buffer(name, _zeros(shape), persistent=False)
-        self.mean: Tensor
-        self.variance: Tensor
-        self.register_buffer("mean", _zeros(shape))
-        self.register_buffer("variance", _zeros(shape) + 1)
+        self.mean = nn.Buffer(_zeros(shape))
+        self.variance = nn.Buffer(_zeros(shape) + 1)
 
     def _initialise(self, x: Tensor, context: Tensor | None) -> None:
         mean, variance = _moments(x, self.shape)
@@ -102,11 +100,12 @@ class BatchNorm(Bijection):
         self.variance.copy_(variance)
 
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
-        mean, variance = self.mean, self.variance
         if self.training:
             mean, variance = _moments(x, self.shape, self.gather)
             self.mean.lerp_(mean.detach(), self.momentum)
             self.variance.lerp_(variance.detach(), self.momentum)
+        else:
+            mean, variance = self.mean, self.variance
         log_scale = self._total_log_scale(variance)
         return torch.exp(log_scale) * (x - mean) + self.shift, _log_det(log_scale, x, self.shape)
 

@@ -77,10 +77,8 @@ class Spectral(nn.Module, ABC):
         self.bound = bound
         self.weight = nn.Parameter(weight)
         self.bias = nn.Parameter(bias)
-        self.u: Tensor
-        self.v: Tensor
-        self.register_buffer("u", u / u.norm())
-        self.register_buffer("v", v / v.norm())
+        self.u = nn.Buffer(u / u.norm())
+        self.v = nn.Buffer(v / v.norm())
 
     def scaled_weight(self) -> Tensor:
         return _scaled_down(self.weight, self._norm(), self.bound)

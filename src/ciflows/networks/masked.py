@@ -82,8 +82,7 @@ class MaskedResidualNet(nn.Module):
         self.hidden = hidden
         self.context_features = context_features
         self.dropout = dropout
-        self.order: Tensor
-        self.register_buffer("order", order.long().clone())
+        self.order = nn.Buffer(order.long().clone())
 
         ranks = torch.argsort(order) + 1
         inputs = torch.cat([ranks, torch.zeros(context_features, dtype=torch.long)])
@@ -121,8 +120,7 @@ class MaskedLinear(nn.Linear):
 
     def __init__(self, mask: Tensor) -> None:
         super().__init__(mask.shape[1], mask.shape[0])
-        self.mask: Tensor
-        self.register_buffer("mask", mask.clone())  # files refuse tensors that share memory
+        self.mask = nn.Buffer(mask.clone())  # files refuse tensors that share memory
 
     @replaceable
     def forward(self, input: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ class ColumnLayer(Layer):
                 f"ColumnLayer: expected each of {features} columns once; got {self.places}."
             )
         self.marginals = nn.ModuleList(marginal for _, marginal in parts)
-        self.register_buffer("_like", torch.zeros(()), persistent=False)
+        self.like = nn.Buffer(torch.zeros(()), persistent=False)
 
     @property
     def input_dtype(self) -> torch.dtype:
@@ -76,10 +76,9 @@ class ColumnLayer(Layer):
 
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
         z, log_weight = self.log_weights(x, noise)
-        like = self.get_buffer("_like")
         far = ~(z.abs() < FARTHEST)  # squares leave float32 there: a density of 0, not NaN
         log_weight = torch.where(far, -torch.inf, log_weight)
-        return torch.where(far, 0.0, z).to(like.dtype), log_weight.sum(-1).to(like.dtype)
+        return torch.where(far, 0.0, z).to(self.like.dtype), log_weight.sum(-1).to(self.like.dtype)
 
     def _decode(self, z: Tensor, context: Tensor | None, noise: Noise) -> Tensor:
         z = z.double()
@@ -93,10 +92,10 @@ class ColumnLayer(Layer):
     ) -> tuple[Tensor, Tensor]:
         if self.discrete:
             return super()._decode_with_log_weight(z, context, noise)
-        like, z = self.get_buffer("_like"), z.double()
+        z = z.double()
         x, log_weight = torch.empty_like(z), torch.empty_like(z)
         for places, marginal in zip(self.places, self._parts(), strict=True):
             x[..., places], log_weight[..., places] = marginal.decode_with_log_weight(
                 z[..., places], noise
             )
-        return x, log_weight.sum(-1).to(like.dtype)
+        return x, log_weight.sum(-1).to(self.like.dtype)

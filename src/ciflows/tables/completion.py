@@ -120,7 +120,7 @@ class Completion(Layer):
     def __init__(self, columns: ColumnLayer, proposal: GapProposal) -> None:
         super().__init__(columns.shape)
         self.columns, self.proposal = columns, proposal
-        like = columns.get_buffer("_like")
+        like = columns.like
         noise = Noise.seeded(0, like.device)
         # any value that a column can have, in place of a missing one
         self.inside = columns.decode(like.new_zeros(columns.shape), noise=noise)
@@ -134,7 +134,7 @@ class Completion(Layer):
         return self.columns.discrete
 
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
-        missing, like = x.isnan(), self.columns.get_buffer("_like")
+        missing, like = x.isnan(), self.columns.like
         z, log_weight = self.columns.log_weights(torch.where(missing, self.inside, x), noise)
         normal = noise.normal(x.shape, like=z)
         uniform = noise.uniform((*x.shape[:-1], 1 + FREEDOM // 2), like=z)
