@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ciflows.errors import UserError
-from ciflows.files import atomic_path, read_json, write_json
+from ciflows.files import read_json, write_json
 from ciflows.runs.folder import WEIGHTS
 from ciflows.runs.run import Run
 from ciflows.runs.score import ScoreSettings, check_key, score_frame
 from ciflows.tables.faults import check_types, find_faults
-from ciflows.tables.read import errors_of, readable
+from ciflows.tables.read import errors_of, readable, replace_frame
 from ciflows.tables.schema import Schema, check_columns
 
 if TYPE_CHECKING:
@@ -206,8 +206,7 @@ def remaining(job: Job) -> list[Part]:
 def make_part(run: Run, job: Job, part: Part) -> None:
     """Make a part's file, whole or not at all; the same to the bit wherever it is made."""
     frame = _sample_part(run, job, part) if job.settings is None else _score_part(run, job, part)
-    with atomic_path(Path(job.out) / part.name) as temporary:
-        frame.write_parquet(temporary)
+    replace_frame(Path(job.out) / part.name, frame)
 
 
 def _score_part(run: Run, job: Job, part: Part) -> pl.DataFrame:
@@ -228,7 +227,7 @@ def _score_part(run: Run, job: Job, part: Part) -> pl.DataFrame:
     if scores["log_prob"].null_count():
         faults = _faults(run.schema, frame, job.settings.integrate)
         bad = ids.with_columns(columns=faults).filter(scores["log_prob"].is_null())
-        _write_csv(Path(job.out) / BAD / part.name.replace(".parquet", ".csv"), bad)
+        replace_frame(Path(job.out) / BAD / part.name.replace(".parquet", ".csv"), bad)
     whole = pl.concat([ids, scores], how="horizontal")
     return whole.drop_nulls("log_prob") if job.settings.on_bad_row == "drop" else whole
 
@@ -257,7 +256,7 @@ def sum_up(job: Job, reused: int) -> Made:
     lists = [pl.read_csv(path, infer_schema=False) for path in sorted((out / BAD).glob("*.csv"))]
     bad, bad_file = sum(map(len, lists)), out / f"{BAD}.csv"
     if bad:
-        _write_csv(bad_file, pl.concat(lists))
+        replace_frame(bad_file, pl.concat(lists))
     log_prob, limit = pl.col("log_prob"), job.settings.std_error
     late = pl.col("std_error") > (np.inf if limit is None else limit)
     files = [out / part.name for part in job.parts]
@@ -282,9 +281,3 @@ def _scan(path: Path) -> pl.LazyFrame:
         table = pl.scan_parquet(path, glob=False)
         table.collect_schema()
     return table
-
-
-def _write_csv(path: Path, frame: pl.DataFrame) -> None:
-    path.parent.mkdir(exist_ok=True)
-    with atomic_path(path) as temporary:
-        frame.write_csv(temporary)

@@ -27,14 +27,13 @@ from ciflows.core.evaluate import Estimate, RunningSummary, Summary
 from ciflows.core.rows import Rows
 from ciflows.datasets import image_files, is_built_in, load_dataset, read_images
 from ciflows.errors import UserError, nearest
-from ciflows.files import atomic_path
 from ciflows.pixels import bits_per_dim
 from ciflows.runs.gaps import check_missing, estimate_gaps
 from ciflows.runs.p_values import PValues
 from ciflows.runs.run import SCORES, Run, load_run
 from ciflows.tables import read_table
 from ciflows.tables.faults import find_faults
-from ciflows.tables.read import GrowingTable, check_output, errors_of, read_chunks
+from ciflows.tables.read import GrowingTable, check_output, errors_of, read_chunks, replace_frame
 from ciflows.tables.schema import check_columns
 
 if TYPE_CHECKING:
@@ -270,8 +269,7 @@ class BadRows:
         if not self.found:
             return None
         frame = pl.DataFrame(self.found, schema=["row", "columns"], orient="row")
-        with atomic_path(self.path) as temporary:
-            frame.write_csv(temporary)
+        replace_frame(self.path, frame)
         return str(self.path)
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "read_frame",
     "read_table",
     "readable",
+    "replace_frame",
     "write_frame",
     "write_table",
 ]
@@ -154,6 +155,11 @@ def write_table(path: Path, columns: Mapping[str, Tensor]) -> None:
 def write_frame(path: Path, frame: pl.DataFrame) -> None:
     """Write a data frame to a new CSV or Parquet file, whole or not at all."""
     check_output(path)
+    replace_frame(path, frame)
+
+
+def replace_frame(path: Path, frame: pl.DataFrame) -> None:
+    """Write a data frame to a CSV or Parquet file, in place of what is there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(path) as temporary:
         if path.suffix.lower() == ".csv":
@@ -178,8 +184,7 @@ class GrowingTable:
 
     def add(self, frame: pl.DataFrame) -> None:
         """Add rows below what is there."""
-        with atomic_path(Path(self.folder.name) / f"{self.count:09d}.parquet") as temporary:
-            frame.write_parquet(temporary)
+        replace_frame(Path(self.folder.name) / f"{self.count:09d}.parquet", frame)
         self.count += 1
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
