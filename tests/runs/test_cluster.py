@@ -109,6 +109,9 @@ def test_a_dataset_is_scored(run: Run, tmp_path: Path) -> None:
     dataset = ray.data.from_arrow([table[:70].to_arrow(), table[70:].to_arrow()])
     with pytest.raises(UserError, match="lacks the column"):
         run.score_dataset(dataset.drop_columns(["height"]))
+    with pytest.raises(UserError, match=r"Expected a ray.data.Dataset; got a DataFrame"):
+        run.score_dataset(table)
+    assert run.score_dataset(dataset, samples=6, workers=1, key="id").count() == 200
     scored = run.score_dataset(dataset, samples=6, workers=1).to_pandas()
     expected = score_frame(run, table, ScoreSettings(6))
     assert pl.DataFrame(scored[["id", *expected.columns]]).sort("id").drop("id").equals(expected)

@@ -147,6 +147,11 @@ def test_all_kinds_of_tables_are_in_the_units_of_the_file(run: ciflows.Run, tmp_
         assert torch.equal(run.log_prob(same, seed=0), expected)
     values = run.rows(frame).x
     assert torch.equal(values, torch.tensor(array))
+    with pytest.raises(UserError, match="reads tables without gradients"):
+        run.log_prob(torch.tensor(array).requires_grad_())
+    points = run.rows(array).x.requires_grad_()
+    run.flow.log_prob(points).sum().backward()
+    assert points.grad is not None
     assert torch.allclose(run.flow.log_prob(values, 2000), expected, atol=0.2)
 
 

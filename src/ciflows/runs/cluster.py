@@ -115,9 +115,13 @@ def score_dataset(
         workers: How many processes, fewer than there are cores; as Ray sees fit if None.
     """
     import polars as pl
+    import ray.data
 
     if run.schema is None:
         raise UserError("Only a run over a table scores a dataset.")
+    if not isinstance(dataset, ray.data.Dataset):
+        raise UserError(f"Expected a ray.data.Dataset; got a {type(dataset).__name__}. Try run.scores.")
+    key = [key] if isinstance(key, str) else key
     check_key(key or [])
     schema = dataset.schema()
     if schema is not None:

@@ -245,6 +245,11 @@ class Run:
         check_missing(missing)
         if self.schema is None:
             return Rows(self._points(x))
+        if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
+            raise UserError(
+                "A run reads tables without gradients: give x.detach(). For gradients call "
+                "run.flow.log_prob(points) with points = run.rows(x.detach()).x.requires_grad_()."
+            )
         frame = self._with_names(read_frame(x))
         return self.schema.encode(frame, self.weights in frame.columns, gaps=missing == "integrate")
 
