@@ -126,6 +126,9 @@ def test_sbi_is_told_what_cannot_be() -> None:
     theta, x = torch.randn(50, 2), torch.randn(50, 3)
     with pytest.raises(UserError, match="outside the bounds"):
         posterior_nn("cif-maf", bounds=(torch.zeros(2), torch.ones(2)))(theta, x)
+    for bounds in ((0.0, 9.0), (-9 * torch.ones(2), torch.full((2,), math.inf))):
+        with pytest.raises(UserError, match=r"finite bounds, low < high, both of shape \(2,\)"):
+            posterior_nn("cif-maf", bounds=bounds)(theta, x)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="take vectors"):
         posterior_nn("cif-maf")(torch.randn(50, 2, 2), x)
     embed = torch.nn.Linear(3, 4)
@@ -176,6 +179,8 @@ def test_a_flow_guides_a_pyro_model() -> None:
     truth = log_evidence(y)
     assert truth - 0.1 < elbo < truth + 0.02
     assert guide(y)["scale"] > 0
+    with pytest.raises(UserError, match=r"the model has 2 variables; got a flow of shape \(3,\)"):
+        AutoFlow(model, lambda features: build(features + 1))(y)
 
 
 @quiet

@@ -48,6 +48,11 @@ class AutoFlow(AutoContinuous):
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
         self.flow = self.build(self.latent_dim)
+        if self.flow.shape != (self.latent_dim,):
+            raise UserError(
+                f"AutoFlow: the model has {self.latent_dim} variables; got a flow of shape "
+                f"{self.flow.shape}."
+            )
 
     def get_posterior(self, *args: Any, **kwargs: Any) -> WeighedSamples:
         """All variables (latent_dim,) at once."""

@@ -181,6 +181,12 @@ def _bounded(inputs: Tensor, bounds: Bounds | None) -> list[Bijection]:
     if bounds is None:
         return []
     low, high = (torch.as_tensor(bound).to(inputs) for bound in bounds)
+    width, shape = high - low, inputs.shape[1:]
+    if not low.shape == high.shape == shape or not bool((width.isfinite() & (width > 0)).all()):
+        raise UserError(
+            f"posterior_nn: expected finite bounds, low < high, both of shape {tuple(shape)}; got "
+            f"{low.tolist()} and {high.tolist()}."
+        )
     if bool(((inputs < low) | (inputs > high)).any()):
         raise UserError("posterior_nn: some parameters of the simulations are outside the bounds.")
-    return [Standardise(low, high - low), Logit(tuple(low.shape), EDGE)]
+    return [Standardise(low, width), Logit(tuple(low.shape), EDGE)]
