@@ -7,12 +7,13 @@ __all__ = ["CIFDensity"]
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ciflows.errors import UserError
+from ciflows.optional import polars as pl
 from ciflows.runs.api import fit, in_temporary_folder
 from ciflows.runs.folder import TABLE
 from ciflows.runs.run import Run, load_run
@@ -28,9 +29,6 @@ try:
 except ImportError as error:
     message = "CIFDensity needs scikit-learn 1.6 or newer: pip install 'ciflows[sklearn]'."
     raise ImportError(message) from error
-
-if TYPE_CHECKING:
-    import polars as pl
 
 Array = NDArray[np.float64]
 
@@ -225,8 +223,6 @@ class CIFDensity(DensityMixin, BaseEstimator):
         return self
 
     def _frame(self, values: Array) -> pl.DataFrame:
-        import polars as pl
-
         return pl.DataFrame(values, schema=self._columns(), orient="row")
 
     def _columns(self) -> list[str]:

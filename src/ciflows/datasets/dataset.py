@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from ciflows.datasets.literature import BENCHMARKS, load_benchmark
 from ciflows.datasets.synthetic import SYNTHETIC, Synthetic
 from ciflows.errors import UserError, nearest
 from ciflows.files import cache_folder
+from ciflows.optional import polars as pl
 from ciflows.progress import Say, Watch, silent, unwatched
 from ciflows.settings import parse_settings
 from ciflows.tables.many_files import (
@@ -46,9 +47,6 @@ from ciflows.tables.options import PLAIN_TABLE, TableSettings
 from ciflows.tables.prepare import SPLIT_SEED, PreparedTable, prepare_table, split_rows
 from ciflows.tables.read import READABLE, errors_of, is_large, read_chunks
 from ciflows.tables.schema import Schema
-
-if TYPE_CHECKING:
-    import polars as pl
 
 MORE_SEED = 1  # of points beside those that are drawn with the other one
 SYNTHETIC_SIZES = (10_000, 1_000, 5_000)

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from ciflows.datasets.cache import Parts
 from ciflows.errors import UserError
+from ciflows.optional import polars as pl
 from ciflows.tables.read import own_names, read_table
 
 POWER_SEED = 42
@@ -170,8 +171,6 @@ def _unrelated(points: Array) -> list[int]:
 
 def _read_csv(path: Path) -> tuple[Array, list[str]]:
     """Rows, cut or padded with NaN to as many columns as the first line has names; and the names."""
-    import polars as pl
-
     first, _, rest = path.read_bytes().partition(b"\n")
     names = [name.strip("# \r") for name in first.decode("utf-8", "replace").split(",")]
     kinds = {f"{i}": pl.Float64 for i in range(rest.partition(b"\n")[0].count(b",") + 1)}

@@ -10,20 +10,18 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
 from ciflows.errors import UserError
+from ciflows.optional import polars as pl
 from ciflows.runs.config import default_model, place_settings, resolve, suited_settings
 from ciflows.runs.fit import fit as fit_config
 from ciflows.runs.folder import TABLE
 from ciflows.runs.run import Run
 from ciflows.tables import TableLike, as_frame
-
-if TYPE_CHECKING:
-    import polars as pl
 
 
 def fit(
@@ -121,8 +119,6 @@ def in_temporary_folder(make: Callable[[Path], Run]) -> Run:
 
 def _with_weights(frame: pl.DataFrame | None, weights: Sequence[float]) -> tuple[pl.DataFrame, str]:
     """Add the weights to a table as a column; the table and the column's name."""
-    import polars as pl
-
     if frame is None:
         raise UserError("The weights of a table in a file are one of its columns: give its name.")
     values = np.asarray(weights, dtype=np.float64)

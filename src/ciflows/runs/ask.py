@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ciflows.errors import UserError
+from ciflows.optional import polars as pl
 from ciflows.runs.circles import direction
 from ciflows.runs.densest import densest
 from ciflows.runs.frames import columns_of, is_pandas, like, to_pandas
@@ -25,8 +26,6 @@ from ciflows.tables import TableLike, as_frame
 from ciflows.tables.schema import check_names
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from ciflows.runs.run import Run
 
 Array = NDArray[np.float64]
@@ -60,8 +59,6 @@ def quantile(
         n: Samples for each row; 10,000 if None, or 1,000 for each row of `given`.
         seed: Seed of the samples.
     """
-    import polars as pl
-
     levels = _read_shares(q, "A quantile")
     chosen = _numbers(run, columns, "quantiles")
     samples = Samples(run, given, n, seed)
@@ -359,8 +356,6 @@ def _highest(
     samples: Samples, level: float, chosen: Sequence[Modelled]
 ) -> tuple[pl.DataFrame, list[int]]:
     """Highest-density regions, an interval a row, and how many each row of `given` has."""
-    import polars as pl
-
     rows: list[dict[str, Any]] = []
     repeats: list[int] = []
     for values in samples.values():
@@ -385,8 +380,6 @@ def _joined(answers: Any) -> tuple[Array, Array]:
 
 def _frame(names: Sequence[str], values: Array, errors: Array) -> pl.DataFrame:
     """Each answer beside its error."""
-    import polars as pl
-
     columns: dict[str, Array] = {}
     for place, name in enumerate(names):
         columns |= {name: values[:, place], f"{name}{ERROR}": errors[:, place]}

@@ -17,6 +17,7 @@ from ciflows.datasets import is_built_in, load_dataset
 from ciflows.diagnostics import Coverage, calibrate
 from ciflows.errors import UserError
 from ciflows.files import write_bytes, write_json
+from ciflows.optional import polars as pl
 from ciflows.runs.samples import modelled
 from ciflows.tables import TableLike, write_frame
 from ciflows.tables.read import errors_of, read_chunks
@@ -76,8 +77,6 @@ def check_data(
         data: A table's path, or a built-in set, whose test part is taken; the run's own if None.
         folder: The folder to create.
     """
-    import polars as pl
-
     if folder.exists():
         raise UserError(f"{folder} exists already: choose another folder.")
     modelled(run)
@@ -99,8 +98,6 @@ def write_picture(result: Coverage, folder: Path) -> None:
 
 def _read(run: Run, data: str | None) -> Rows:
     """The rows to check with."""
-    import polars as pl
-
     if data is None:
         return run.dataset().rows("test")
     if is_built_in(data):

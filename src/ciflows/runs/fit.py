@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import track
@@ -18,6 +18,7 @@ from ciflows.core.flow import Flow
 from ciflows.datasets import Dataset, load_dataset, table_dataset
 from ciflows.errors import UserError
 from ciflows.networks import converge_norms
+from ciflows.optional import polars as pl
 from ciflows.runs import folder as folders
 from ciflows.runs.assemble import (
     Variant,
@@ -36,9 +37,6 @@ from ciflows.training.image_monitor import ImageMonitor
 from ciflows.training.monitor import Monitor, OnValidation, RunMonitor, read_history
 from ciflows.training.processes import ALONE, Processes
 from ciflows.training.staged import Start, fit_staged
-
-if TYPE_CHECKING:
-    import polars as pl
 
 T = TypeVar("T")
 ROUND_TRIPS = 16

@@ -36,7 +36,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -45,13 +45,11 @@ from ciflows.core.flow import Flow
 from ciflows.datasets import Dataset, load_dataset
 from ciflows.errors import UserError
 from ciflows.files import read_json, write_json, write_text
+from ciflows.optional import polars as pl
 from ciflows.runs.config import RunConfig
 from ciflows.settings import parse_settings
 from ciflows.tables import Schema
 from ciflows.training.checkpoint import load_tensors, save_tensors
-
-if TYPE_CHECKING:
-    import polars as pl
 
 FORMAT = 2
 CONFIG, ABOUT, METRICS = "config.toml", "about.json", "metrics.json"

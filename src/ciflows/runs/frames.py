@@ -6,18 +6,16 @@ __all__ = ["columns_of", "is_pandas", "like", "read_given", "to_pandas"]
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ciflows.errors import UserError
+from ciflows.optional import polars as pl
 from ciflows.tables import Schema, TableLike, as_frame
 from ciflows.tables.read import own_names, read_frame
-
-if TYPE_CHECKING:
-    import polars as pl
 
 
 def read_given(schema: Schema | None, given: TableLike | None) -> tuple[pl.DataFrame, Tensor] | None:

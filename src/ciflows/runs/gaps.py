@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["check_done", "check_missing", "estimate_gaps", "impute"]
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -14,15 +14,12 @@ from ciflows.core.evaluate import Estimate
 from ciflows.core.noise import random_seed
 from ciflows.core.rows import Rows
 from ciflows.errors import UserError
+from ciflows.optional import polars as pl
 from ciflows.runs.frames import is_pandas
 from ciflows.runs.metrics import MOST_DRAWS, estimate_rows
 from ciflows.tables import Schema, TableLike
 from ciflows.tables.integrate import FEWEST, ROUND, GapFlow
 from ciflows.tables.schema import filled
-
-if TYPE_CHECKING:
-    import polars as pl
-
 
 MISSING = ("refuse", "integrate")
 DRAW = "draw"
@@ -102,8 +99,6 @@ def impute(
 
 def _fill(frame: pl.DataFrame, values: pl.DataFrame, schema: Schema, missing: Any) -> pl.DataFrame:
     """A table with its gaps filled, its types kept, and the columns that it lacks added behind."""
-    import polars as pl
-
     series = []
     for name in values.columns:
         if frame.schema.get(name, pl.Null()) == pl.Null:
@@ -139,8 +134,6 @@ def _gaps(schema: Schema, name: str, empty: Any, missing: Any) -> Any:
 
 def _join(parts: list[pl.DataFrame]) -> pl.DataFrame:
     """One table, or several below each other with their number in front."""
-    import polars as pl
-
     for number, part in enumerate(parts if len(parts) > 1 else (), start=1):
         part.insert_column(0, pl.Series(DRAW, np.full(len(part), number)))
     return pl.concat(parts)

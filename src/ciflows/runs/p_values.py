@@ -20,12 +20,11 @@ from ciflows.core.evaluate import Estimate
 from ciflows.core.row_samples import sample_rows
 from ciflows.core.rows import Rows
 from ciflows.errors import UserError
+from ciflows.optional import polars as pl
 from ciflows.runs.frames import like
 from ciflows.tables import TableLike
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from ciflows.runs.run import Run
 
 SAMPLES, SAMPLES_A_ROW = 2000, 100
@@ -72,8 +71,6 @@ class PValues:
 
     def frame(self, rows: Rows, estimate: Estimate) -> pl.DataFrame:
         """What `of` gives, as the columns p_value and p_value_std_error."""
-        import polars as pl
-
         p, error = self.of(rows, estimate)
         return pl.DataFrame({"p_value": p.numpy(), "p_value_std_error": error.numpy()})
 

@@ -25,21 +25,19 @@ import json
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ciflows.errors import UserError
 from ciflows.files import read_json, write_json
+from ciflows.optional import polars as pl
 from ciflows.runs.folder import WEIGHTS
 from ciflows.runs.run import Run
 from ciflows.runs.score import ScoreSettings, check_key, score_frame
 from ciflows.tables.faults import check_types, find_faults
 from ciflows.tables.read import errors_of, readable, replace_frame
 from ciflows.tables.schema import Schema, check_columns
-
-if TYPE_CHECKING:
-    import polars as pl
 
 PART_ROWS = 100_000
 JOB, RESULT, BAD = "_job.json", "_result.json", "_bad_rows"
@@ -131,8 +129,6 @@ def plan_scores(run: Run, data: str, out: Path, settings: ScoreSettings, key: tu
         settings: How to score.
         key: Columns to carry over.
     """
-    import polars as pl
-
     if run.schema is None:
         raise UserError("Only a run over a table scores into a folder of files: give one file.")
     check_key(key)
@@ -211,8 +207,6 @@ def make_part(run: Run, job: Job, part: Part) -> None:
 
 def _score_part(run: Run, job: Job, part: Part) -> pl.DataFrame:
     """The key and the scores of a part's rows; its bad rows are listed in a file of their own."""
-    import polars as pl
-
     assert job.settings is not None
     assert run.schema is not None
     table = _scan(Path(part.path))
@@ -248,8 +242,6 @@ def _sample_part(run: Run, job: Job, part: Part) -> Any:
 
 def sum_up(job: Job, reused: int) -> Made:
     """The result of a job whose parts are all there, also written to _result.json."""
-    import polars as pl
-
     out = Path(job.out)
     if job.settings is None:
         return Made(sum(part.rows for part in job.parts), 0, None, None, None, 0, reused)
@@ -275,8 +267,6 @@ def sum_up(job: Job, reused: int) -> Made:
 
 
 def _scan(path: Path) -> pl.LazyFrame:
-    import polars as pl
-
     with readable(".parquet"):
         table = pl.scan_parquet(path, glob=False)
         table.collect_schema()

@@ -7,7 +7,6 @@ __all__ = ["impute_data", "sample_data"]
 import io
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from ciflows.errors import UserError
 from ciflows.files import write_bytes
+from ciflows.optional import polars as pl
 from ciflows.pixels import image_grid, png
 from ciflows.runs.run import Run, load_run
 from ciflows.tables import write_frame, write_table
@@ -24,9 +24,6 @@ from ciflows.tables.dates import unit_of
 from ciflows.tables.lattice import Lattice
 from ciflows.tables.read import check_output, errors_of, read_frame
 from ciflows.tables.schema import check_names, count_gaps
-
-if TYPE_CHECKING:
-    import polars as pl
 
 PICTURES = (".png", ".npy")
 
@@ -82,8 +79,6 @@ def sample_data(
 
 def _given_table(run: Run, given: str) -> pl.DataFrame:
     """The values to condition on: the rows of a table, or one row written as A=1,B=x."""
-    import polars as pl
-
     if "=" not in given:
         return read_frame(given)
     row = {name: value for name, _, value in (word.partition("=") for word in given.split(","))}

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ciflows.core.row_samples import sample_rows
 from ciflows.errors import UserError
+from ciflows.optional import polars as pl
 from ciflows.runs.frames import read_given
 from ciflows.tables import TableLike
 from ciflows.tables.circular import Circular
@@ -22,8 +23,6 @@ from ciflows.tables.read import errors_of
 from ciflows.tables.values import column_values
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from ciflows.runs.run import Run
 
 Array = NDArray[np.float64]
@@ -112,8 +111,6 @@ class Samples:
 
     def tables(self) -> Iterator[pl.DataFrame]:
         """Samples as tables, n rows for each row of `given`, in its order, with the given columns."""
-        import polars as pl
-
         schema = self.run.schema
         for codes, rows in self.codes():
             flat = codes.flatten(0, 1)

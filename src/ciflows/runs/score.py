@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -27,6 +27,7 @@ from ciflows.core.evaluate import Estimate, RunningSummary, Summary
 from ciflows.core.rows import Rows
 from ciflows.datasets import image_files, is_built_in, load_dataset, read_images
 from ciflows.errors import UserError, nearest
+from ciflows.optional import polars as pl
 from ciflows.pixels import bits_per_dim
 from ciflows.runs.gaps import check_missing, estimate_gaps
 from ciflows.runs.p_values import PValues
@@ -35,9 +36,6 @@ from ciflows.tables import read_table
 from ciflows.tables.faults import find_faults
 from ciflows.tables.read import GrowingTable, check_output, errors_of, read_chunks, replace_frame
 from ciflows.tables.schema import check_columns
-
-if TYPE_CHECKING:
-    import polars as pl
 
 ROWS = 10_000
 BAD_ROWS = ("fail", "null", "drop")
@@ -146,8 +144,6 @@ def encode_good(run: Run, frame: pl.DataFrame, settings: ScoreSettings) -> tuple
 
 def spread(scores: pl.DataFrame, faults: pl.Series | None) -> pl.DataFrame:
     """The scores of the good rows as those of all rows, with nulls for the others."""
-    import polars as pl
-
     if faults is None:
         return scores
     good = faults.is_null()
@@ -164,8 +160,6 @@ def score_rows(run: Run, rows: Rows, settings: ScoreSettings) -> Estimate:
 
 def score_columns(run: Run, estimate: Estimate) -> pl.DataFrame:
     """log_prob, std_error and effective_samples of each row, for images bits_per_dim too."""
-    import polars as pl
-
     columns = {name: getattr(estimate, name) for name in SCORES}
     if run.images:
         columns["bits_per_dim"] = bits_per_dim(estimate.log_prob, math.prod(run.flow.shape))
@@ -198,8 +192,6 @@ def score_data(
         p_value: Whether to write p_value and p_value_std_error too.
         n: Samples of the run for p-values; see `Run.p_value`.
     """
-    import polars as pl
-
     check_output(out)
     run = load_run(folder, device)
     running, weighted, bad = RunningSummary(1 if run.flow.exact else None), False, BadRows(out)
@@ -248,8 +240,6 @@ class BadRows:
 
     def add(self, good: int, faults: pl.Series | None) -> pl.Series:
         """Count in the next rows, so many good ones alone or the faults of all; their numbers."""
-        import polars as pl
-
         first = self.rows
         if faults is not None:
             named = ((self.rows + row, columns) for row, columns in enumerate(faults) if columns)
@@ -264,8 +254,6 @@ class BadRows:
 
     def write(self) -> str | None:
         """Write the list, if there are any; the file's name."""
-        import polars as pl
-
         if not self.found:
             return None
         frame = pl.DataFrame(self.found, schema=["row", "columns"], orient="row")

@@ -5,19 +5,17 @@ from __future__ import annotations
 __all__ = ["Categorical"]
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ciflows.errors import UserError
+from ciflows.optional import polars as pl
 from ciflows.tables.column import MOST_NAMED, Column, dtype_name
 from ciflows.tables.facts import MOST_CATEGORIES, Facts, spread_out
 from ciflows.tables.lattice import is_narrow
 from ciflows.tables.options import TableSettings
-
-if TYPE_CHECKING:
-    import polars as pl
 
 Array = NDArray[Any]
 
@@ -78,8 +76,6 @@ class Categorical(Column):
         return "probability"
 
     def encode(self, values: pl.Series) -> Array:
-        import polars as pl
-
         if self._numeric:
             return self._places(values)
         known = pl.Series(self.categories).cast(pl.String)
@@ -93,8 +89,6 @@ class Categorical(Column):
 
     def _places(self, values: pl.Series) -> Array:
         """Levels of numbers, by their value however it is written."""
-        import polars as pl
-
         known = np.array(self.categories, dtype=np.float64)
         numbers = values.cast(pl.Float64, strict=False).fill_null(math.nan).to_numpy()
         places = np.searchsorted(known, numbers).clip(max=len(known) - 1)
@@ -111,8 +105,6 @@ class Categorical(Column):
         return np.eye(len(self.categories), dtype=np.float32)[self.encode(values).astype(int)]
 
     def _type(self) -> Any:
-        import polars as pl
-
         return pl.Enum(self.words) if self.dtype == "Enum" else super()._type()
 
 

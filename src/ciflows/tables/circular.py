@@ -5,20 +5,18 @@ from __future__ import annotations
 __all__ = ["Circular"]
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ciflows.errors import UserError
+from ciflows.optional import polars as pl
 from ciflows.tables.column import MOST_NAMED, Number, dtype_name
 from ciflows.tables.facts import Facts, as_numbers, spread_out
 from ciflows.tables.lattice import decimals_of, on_lattice
 from ciflows.tables.options import TableSettings
 from ciflows.tables.resolution import frequent
-
-if TYPE_CHECKING:
-    import polars as pl
 
 Array = NDArray[Any]
 

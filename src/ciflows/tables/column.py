@@ -13,20 +13,18 @@ from __future__ import annotations
 __all__ = ["Column", "Number", "check_limits", "check_range", "dtype_name"]
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ciflows.errors import UserError
+from ciflows.optional import polars as pl
 from ciflows.settings import Settings
 from ciflows.tables.dates import from_numbers, polars_type, show, type_name, unit_of
 from ciflows.tables.facts import Facts, as_numbers, spread_out
 from ciflows.tables.options import Bounds, TableSettings
 from ciflows.tables.tails import spread
-
-if TYPE_CHECKING:
-    import polars as pl
 
 Array = NDArray[Any]
 MOST_NAMED = 5
@@ -85,8 +83,6 @@ class Column(Settings):
         return self._series([None] * rows)
 
     def _series(self, values: Any) -> pl.Series:
-        import polars as pl
-
         return pl.Series(self.name, values).cast(self._type())
 
     def _type(self) -> Any:

@@ -13,13 +13,12 @@ __all__ = [
     "unit_of",
 ]
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    import polars as pl
+from ciflows.optional import polars as pl
 
 Array = NDArray[Any]
 DAY = 86_400.0
@@ -29,8 +28,6 @@ PER_SECOND = {"ms": 1e3, "us": 1e6, "ns": 1e9}
 
 def is_date(dtype: pl.DataType) -> bool:
     """Whether a type is that of dates, with or without a time."""
-    import polars as pl
-
     return dtype in (pl.Date, pl.Datetime)
 
 
@@ -47,8 +44,6 @@ def type_name(dtype: pl.DataType) -> str:
 
 def polars_type(name: str) -> Any:
     """The type that `type_name` gave the name of."""
-    import polars as pl
-
     base, _, zone = name.removesuffix(")").partition("(")
     return pl.Datetime("us", zone or None) if base == "Datetime" else getattr(pl, base)
 
@@ -64,8 +59,6 @@ def date_numbers(values: pl.Series) -> Array:
         >>> date_numbers(pl.Series([datetime.datetime(1970, 1, 1, 1)])).tolist()
         [3600.0]
     """
-    import polars as pl
-
     numbers = values.to_physical().cast(pl.Float64).to_numpy()
     unit = getattr(values.dtype, "time_unit", None)
     return numbers / PER_SECOND[unit] if unit else numbers
@@ -73,8 +66,6 @@ def date_numbers(values: pl.Series) -> Array:
 
 def in_unit_of(values: pl.Series, dtype: str) -> pl.Series:
     """Dates with or without a time as numbers, in the unit of a column of the named type."""
-    import polars as pl
-
     numbers = date_numbers(values)
     own, wanted = unit_of(type_name(values.dtype)), unit_of(dtype)
     if own != wanted:
@@ -91,8 +82,6 @@ def from_numbers(numbers: Array, dtype: str) -> Array:
 
 def show(value: float, dtype: str) -> str:
     """A value in words: a date, where the type is one of dates."""
-    import polars as pl
-
     if unit_of(dtype) is None:
         return f"{value:g}"
     return str(pl.Series(from_numbers(np.array([value]), dtype)).cast(polars_type(dtype))[0])

@@ -8,15 +8,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ciflows.optional import polars as pl
 from ciflows.tables.dates import date_numbers, is_date
-
-if TYPE_CHECKING:
-    import polars as pl
 
 Array = NDArray[np.float64]
 MOST_CATEGORIES = 1000
@@ -159,8 +157,6 @@ def spread_out(values: Sequence[Any], most: int) -> str:
 
 def as_numbers(values: pl.Series) -> Array:
     """Values as float64 numbers (rows,); dates in days or seconds since 1970."""
-    import polars as pl
-
     if is_date(values.dtype):
         return date_numbers(values)
     return values.to_physical().cast(pl.Float64).to_numpy()

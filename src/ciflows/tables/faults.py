@@ -4,17 +4,14 @@ from __future__ import annotations
 
 __all__ = ["check_types", "find_faults"]
 
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ciflows.errors import UserError
+from ciflows.optional import polars as pl
 from ciflows.tables.column import Column, Number
 from ciflows.tables.dates import in_unit_of, is_date, unit_of
 from ciflows.tables.schema import Constant, Schema, filled
-
-if TYPE_CHECKING:
-    import polars as pl
 
 
 def check_types(schema: Schema, frame: pl.DataFrame, gaps: bool = False) -> None:
@@ -40,8 +37,6 @@ def find_faults(schema: Schema, frame: pl.DataFrame, gaps: bool = False) -> pl.S
     bounds, or differs from a column that was constant in training. With `gaps` modelled columns may have
     gaps, or not be there.
     """
-    import polars as pl
-
     frame = schema.completed(frame) if gaps else frame
     check_types(schema, frame)
     wrong = {column.name: _wrong(column, frame, gaps) for column in schema.columns}
@@ -56,8 +51,6 @@ def find_faults(schema: Schema, frame: pl.DataFrame, gaps: bool = False) -> pl.S
 
 def _wrong(column: Column, frame: pl.DataFrame, gaps: bool = False) -> pl.Series:
     """Where a row's value of a column cannot be encoded."""
-    import polars as pl
-
     values = frame[column.name]
     if is_date(values.dtype) and unit_of(column.dtype):
         values = in_unit_of(values, column.dtype)
@@ -70,8 +63,6 @@ def _wrong(column: Column, frame: pl.DataFrame, gaps: bool = False) -> pl.Series
 
 def _numbers(values: pl.Series) -> pl.Series:
     """Text as numbers; null where it is not a number."""
-    import polars as pl
-
     if values.dtype != pl.String:
         return values
     return values.str.strip_chars().cast(pl.Float64, strict=False)
@@ -83,8 +74,6 @@ def _filled(values: pl.Series) -> pl.Series:
 
 
 def _differs(constant: Constant, values: pl.Series) -> pl.Series:
-    import polars as pl
-
     if isinstance(constant.value, bool | str):
         words = {str(constant.value), str(constant.value).lower()}
         return ~values.cast(pl.String).is_in(list(words)).fill_null(True)

@@ -5,20 +5,18 @@ from __future__ import annotations
 __all__ = ["Lattice", "decimals_of", "is_narrow", "on_lattice"]
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ciflows.errors import UserError
+from ciflows.optional import polars as pl
 from ciflows.tables.column import MOST_NAMED, Number, check_limits, check_range, dtype_name
 from ciflows.tables.facts import Facts, as_numbers, spread_out
 from ciflows.tables.options import Bounds, TableSettings
 from ciflows.tables.rounding import coarser_grid, crowded, on_grid
 from ciflows.tables.tails import natural_bounds, spread
-
-if TYPE_CHECKING:
-    import polars as pl
 
 Array = NDArray[Any]
 MOST_LEVELS = 64  # a lattice of more values is modelled as numbers, not value by value

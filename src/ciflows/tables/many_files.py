@@ -6,13 +6,10 @@ __all__ = ["check_schemas", "data_name", "holds_parquet", "is_pattern", "read_fi
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ciflows.errors import UserError
+from ciflows.optional import polars as pl
 from ciflows.tables.read import CHUNK, errors_of, read_chunks, readable
-
-if TYPE_CHECKING:
-    import polars as pl
 
 SUFFIX = ".parquet"
 MOST_NAMED = 5
@@ -93,8 +90,6 @@ def _shown(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _schema(path: Path) -> dict[str, pl.DataType]:
-    import polars as pl
-
     with errors_of(path.name), readable(SUFFIX), path.open("rb") as file:
         return pl.read_parquet_schema(file)
 

@@ -12,7 +12,7 @@ __all__ = ["FEWEST_ROWS", "SPLIT_SEED", "PreparedTable", "Split", "prepare_table
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,14 +20,12 @@ from numpy.typing import NDArray
 
 from ciflows.core.rows import Rows
 from ciflows.errors import UserError
+from ciflows.optional import polars as pl
 from ciflows.progress import Say, Watch, silent, unwatched
 from ciflows.tables.options import TableSettings
 from ciflows.tables.schema import Schema, count_gaps, filled
 from ciflows.tables.survey import choose_columns, number_columns, survey_table
 from ciflows.tables.text import numbers_from_text
-
-if TYPE_CHECKING:
-    import polars as pl
 
 Array = NDArray[Any]
 Chunks = Callable[[], Iterable["pl.DataFrame"]]
@@ -155,16 +153,12 @@ class _Table:
     @cached_property
     def numbers(self) -> list[str]:
         """Columns of text that hold numbers."""
-        import polars as pl
-
         text = [name for name in self.names if self.first.schema[name] == pl.String]
         chunks = self.watch(self.chunks(), "reading") if text else ()
         return number_columns(chunks, text, self.settings)
 
     def read(self, what: str) -> Iterator[tuple[pl.DataFrame, pl.Series]]:
         """The rows, some at a time, and which of them are whole."""
-        import polars as pl
-
         for chunk in self.watch(self.chunks(), what):
             frame = chunk.select(self.names)
             found = [numbers_from_text(frame[name]) for name in self.numbers]

@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,10 +36,8 @@ from torch import Tensor
 
 from ciflows.errors import UserError
 from ciflows.files import atomic_path, remove_leftovers
+from ciflows.optional import polars as pl
 from ciflows.tables.schema import check_columns
-
-if TYPE_CHECKING:
-    import polars as pl
 
 READABLE = (".csv", ".tsv", ".parquet", ".arrow", ".feather", ".npy", ".npz")
 WRITABLE = (".csv", ".parquet")
@@ -121,8 +119,6 @@ def as_frame(data: TableLike) -> pl.DataFrame:
         >>> as_frame(np.zeros((3, 2))).columns
         ['x1', 'x2']
     """
-    import polars as pl
-
     if isinstance(data, pl.LazyFrame):
         return data.collect()
     if isinstance(data, pl.DataFrame):
@@ -138,8 +134,6 @@ def as_frame(data: TableLike) -> pl.DataFrame:
 def read_frame(data: TableLike) -> pl.DataFrame:
     """A table from a file or from memory."""
     if isinstance(data, str | Path):
-        import polars as pl
-
         with errors_of(data):
             return pl.concat(read_chunks(Path(data)))
     return as_frame(data)
@@ -147,8 +141,6 @@ def read_frame(data: TableLike) -> pl.DataFrame:
 
 def write_table(path: Path, columns: Mapping[str, Tensor]) -> None:
     """Write columns (rows,) to a new CSV or Parquet file, whole or not at all."""
-    import polars as pl
-
     write_frame(path, pl.DataFrame({name: values.cpu().numpy() for name, values in columns.items()}))
 
 
@@ -188,8 +180,6 @@ class GrowingTable:
         self.count += 1
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        import polars as pl
-
         with self.folder:
             if kind is None and self.count:
                 whole = pl.scan_parquet(sorted(Path(self.folder.name).glob("*.parquet")), glob=False)
@@ -213,8 +203,6 @@ def check_output(path: Path, suffixes: Sequence[str] = WRITABLE) -> None:
 
 def _read_frame(path: Path, columns: Sequence[str] | None) -> tuple[pl.DataFrame, bool]:
     """All that a file holds, and whether it names its columns."""
-    import polars as pl
-
     suffix = path.suffix.lower()
     _check_input(path, suffix)
     # Bytes and no paths: polars takes the [1] of "data[1].csv" for a pattern.
@@ -234,8 +222,6 @@ def _read_frame(path: Path, columns: Sequence[str] | None) -> tuple[pl.DataFrame
 @contextmanager
 def readable(suffix: str) -> Iterator[None]:
     """Tell in words what a file that cannot be read has wrong with it."""
-    import polars as pl
-
     try:
         yield
     except UserError:
@@ -247,8 +233,6 @@ def readable(suffix: str) -> Iterator[None]:
 
 def _scan(path: Path, suffix: str, size: int) -> Iterator[pl.DataFrame]:
     """The rows of a file, piece by piece."""
-    import polars as pl
-
     if suffix == ".npy":
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         for start in range(0, len(array), size):
@@ -300,8 +284,6 @@ def _read_npy(content: bytes) -> pl.DataFrame:
 
 def _read_npz(content: bytes) -> tuple[pl.DataFrame, bool]:
     """One table, or a column for each array."""
-    import polars as pl
-
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
         arrays = dict(archive)
     if len(arrays) == 1 and next(iter(arrays.values())).ndim == 2:
@@ -315,8 +297,6 @@ def _read_npz(content: bytes) -> tuple[pl.DataFrame, bool]:
 
 
 def _from_pandas(name: str, values: Any) -> pl.Series:
-    import polars as pl
-
     if values.dtype.__class__.__module__.startswith("numpy") and values.dtype.kind in "biufmM":
         return pl.Series(name, values.to_numpy())
     gaps = values.isna()
@@ -324,8 +304,6 @@ def _from_pandas(name: str, values: Any) -> pl.Series:
 
 
 def _array_frame(array: np.ndarray) -> pl.DataFrame:
-    import polars as pl
-
     if array.dtype.kind not in "biuf":
         raise UserError(f"expected real numbers; got {array.dtype}.")
     if array.ndim != 2:
@@ -337,8 +315,6 @@ def _array_frame(array: np.ndarray) -> pl.DataFrame:
 def _read_csv(
     content: bytes, separator: str, columns: Sequence[str] | None
 ) -> tuple[pl.DataFrame, bool]:
-    import polars as pl
-
     text = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")
     named = _has_header(text, separator, columns)
     frame = pl.read_csv(content, separator=separator, has_header=named, **AS_READ)
@@ -370,8 +346,6 @@ def _select(frame: pl.DataFrame, named: bool, columns: Sequence[str]) -> pl.Data
 
 def _numbers(frame: pl.DataFrame) -> np.ndarray:
     """The values (rows, columns), true and false as 1 and 0."""
-    import polars as pl
-
     if 0 in frame.shape:
         raise UserError("the table is empty.")
     kinds = frame.schema.items()

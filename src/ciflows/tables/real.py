@@ -4,12 +4,13 @@ from __future__ import annotations
 
 __all__ = ["SOME_TIED", "Real"]
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ciflows.errors import UserError
+from ciflows.optional import polars as pl
 from ciflows.tables.categorical import Categorical
 from ciflows.tables.column import MOST_NAMED, Number, check_limits, check_range, dtype_name
 from ciflows.tables.facts import Facts, as_numbers, spread_out
@@ -17,9 +18,6 @@ from ciflows.tables.options import Bounds, TableSettings
 from ciflows.tables.resolution import MANY_ATOMS, SINGLE, frequent, last_digits, repeated
 from ciflows.tables.rounding import EPS, Grid, crowded, find_grid, on_grid
 from ciflows.tables.tails import natural_bounds, spread
-
-if TYPE_CHECKING:
-    import polars as pl
 
 Array = NDArray[Any]
 FEWEST_ROWS = 20  # from which on repeated values are refused

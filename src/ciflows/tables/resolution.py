@@ -9,6 +9,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from ciflows.optional import polars as pl
+
 Array = NDArray[np.float64]
 BITS = (11, 24)  # of half and single precision
 DOUBLE, SINGLE = 2.0**-52, 2.0**-22  # relative distance between neighbours, at most
@@ -44,8 +46,6 @@ def last_digits(values: Array, step: float | None = None) -> Array:
 
 def _relative(values: Array) -> float:
     """Relative distance between neighbours of a type of numbers that holds all values, or wrote them."""
-    import polars as pl
-
     mantissa = np.frexp(values)[0]
     for bits in BITS:
         scaled = mantissa * 2.0**bits

@@ -14,7 +14,7 @@ __all__ = [
 ]
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ciflows.core.rows import Rows
 from ciflows.errors import UserError, nearest
+from ciflows.optional import polars as pl
 from ciflows.settings import Settings
 from ciflows.tables.categorical import Categorical
 from ciflows.tables.circular import Circular
@@ -32,9 +33,6 @@ from ciflows.tables.dates import from_numbers, in_unit_of, is_date, polars_type,
 from ciflows.tables.facts import as_numbers
 from ciflows.tables.lattice import Lattice
 from ciflows.tables.real import Real
-
-if TYPE_CHECKING:
-    import polars as pl
 
 Kind = type[Circular] | type[Categorical] | type[Lattice] | type[Real]
 KINDS: tuple[Kind, ...] = (Circular, Categorical, Lattice, Real)
@@ -55,8 +53,6 @@ class Constant(Settings):
 
     def column(self, rows: int) -> pl.Series:
         """`rows` rows of its value."""
-        import polars as pl
-
         dates, value = unit_of(self.dtype), self.value
         stored = from_numbers(np.array([value]), self.dtype) if dates else [value]
         return pl.Series(self.name, stored).cast(polars_type(self.dtype)).new_from_index(0, rows)
@@ -174,8 +170,6 @@ class Schema(Settings):
 
     def completed(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The table with gaps for the modelled columns that it lacks; it must have one of them."""
-        import polars as pl
-
         if not set(self.names) & set(frame.columns):
             raise UserError(f"has none of the columns {', '.join(self.names)}.")
         empty = [c for c in self.columns if frame.schema.get(c.name, pl.Null) == pl.Null]
@@ -186,8 +180,6 @@ class Schema(Settings):
 
         Where there are n times as many rows as in `given`, n in turn belong to each of those.
         """
-        import polars as pl
-
         values = x.double().cpu().numpy()
         series = {c.name: c.decode(values[:, i]) for i, c in enumerate(self.columns)}
         for constant in self.constants:
@@ -199,8 +191,6 @@ class Schema(Settings):
 
     def _with_nulls(self, frame: pl.DataFrame, weights: bool) -> pl.DataFrame:
         """The columns that matter, with nulls for all that is missing, infinite or not there."""
-        import polars as pl
-
         frame = self.select(self.completed(frame), weights)
         named = zip(frame.columns, filled(frame), strict=True)
         kept = [pl.when(there).then(pl.col(n)).alias(n) for n, there in named if n in self.names]
@@ -240,8 +230,6 @@ def _numbers(column: Number, values: pl.Series) -> pl.Series | None:
 
 
 def _changed(frame: pl.DataFrame, constant: Constant) -> bool:
-    import polars as pl
-
     values = frame[constant.name].drop_nulls()
     values = values.drop_nans() if values.dtype.is_float() else values
     if not len(values):
@@ -279,8 +267,6 @@ def count_gaps(frame: pl.DataFrame) -> dict[str, int]:
 
 def filled(frame: pl.DataFrame) -> list[pl.Expr]:
     """Expressions that are true, column by column, where there is a value."""
-    import polars as pl
-
     return [
         pl.col(name).is_finite().fill_null(False) if dtype.is_float() else pl.col(name).is_not_null()
         for name, dtype in frame.schema.items()

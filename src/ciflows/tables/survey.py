@@ -5,11 +5,11 @@ from __future__ import annotations
 __all__ = ["choose_columns", "number_columns", "survey_table"]
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ciflows.errors import UserError
+from ciflows.optional import polars as pl
 from ciflows.progress import Say, silent
 from ciflows.tables.column import Column, Number, dtype_name
 from ciflows.tables.dates import is_date
@@ -20,9 +20,6 @@ from ciflows.tables.options import TableSettings
 from ciflows.tables.real import SOME_TIED, Real
 from ciflows.tables.schema import KINDS, AnyColumn, Constant, Schema, check_names
 from ciflows.tables.text import NumberText
-
-if TYPE_CHECKING:
-    import polars as pl
 
 SAMPLE = 50_000  # rows from which bounds, atoms, middles and spreads are found
 FAR = 5.0  # spreads from all other values that a repeated one has to be to look like a code for a gap
@@ -75,8 +72,6 @@ def _usable(dtype: pl.DataType) -> bool:
 
 
 def _is_words(dtype: pl.DataType) -> bool:
-    import polars as pl
-
     return dtype in (pl.String, pl.Boolean, pl.Categorical, pl.Enum)
 
 
@@ -132,8 +127,6 @@ def _without_copies(frame: pl.DataFrame, facts: Mapping[str, Facts]) -> pl.DataF
 
     A row is a copy if two columns with all their digits agree; one that is very frequent is none.
     """
-    import polars as pl
-
     names = [name for name, fact in facts.items() if not fact.words and fact.decimals is None]
     if len(names) < 2:
         return frame
@@ -163,8 +156,6 @@ class _Sample:
             self.parts = [self.frame().gather_every(2)]
 
     def frame(self) -> pl.DataFrame:
-        import polars as pl
-
         return pl.concat(self.parts)
 
 

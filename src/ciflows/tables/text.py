@@ -5,10 +5,8 @@ from __future__ import annotations
 __all__ = ["GAPS", "NumberText", "numbers_from_text"]
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import polars as pl
+from ciflows.optional import polars as pl
 
 GAPS = (
     *("", "na", "n/a", "n.a.", "<na>", "#n/a", "#na", "nan", "null", "none", "nil", "missing", "?", "-"),
@@ -29,8 +27,6 @@ def numbers_from_text(values: pl.Series) -> pl.Series | None:
         >>> numbers_from_text(pl.Series(["1", "two"])) is None
         True
     """
-    import polars as pl
-
     if values.dtype != pl.String:
         return values
     text = _without_gaps(values)
@@ -39,8 +35,6 @@ def numbers_from_text(values: pl.Series) -> pl.Series | None:
 
 
 def _without_gaps(values: pl.Series) -> pl.Series:
-    import polars as pl
-
     text = values.str.strip_chars()
     is_gap = text.str.to_lowercase().is_in(list(GAPS))
     return text.set(is_gap.fill_null(False), pl.Series([None], dtype=pl.String)[0])
@@ -56,8 +50,6 @@ class NumberText:
 
     def add(self, values: pl.Series) -> None:
         """Count in some more values."""
-        import polars as pl
-
         text = _without_gaps(values).drop_nulls()
         numbers = text.cast(pl.Float64, strict=False)
         self.numbers += len(text) - numbers.null_count()
