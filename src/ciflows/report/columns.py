@@ -81,9 +81,10 @@ def columns_block(columns: Columns) -> Block:
     more = f" The {left_out} columns that fit best are left out." if left_out > 0 else ""
     limit = set_number(columns.limit, "{:.2f}")
     words = (
-        "Do samples look like the data? Data are filled, samples are lines. The worst column is first; "
-        "its number is the largest difference of the distribution functions of test rows and samples, "
-        f"from 0 to 1. Chance explains up to {limit}; a misfit is above that and above {MISFIT}.{more}"
+        "Do samples look like the data? Data are filled, samples are lines. The worst column is first. "
+        "Its number is the largest difference between the distribution functions of test rows and "
+        f"samples, from 0 to 1. Chance explains up to {limit}. A misfit is above that and above "
+        f"{MISFIT}.{more}"
     )
     return Block("Columns", words, [_marginal(columns, k) for k in order[:MOST_MARGINALS]])
 

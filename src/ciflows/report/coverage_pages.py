@@ -30,11 +30,11 @@ LEVELS = np.linspace(0, 1, 101)
 def coverage_block(entries: Sequence[Entry], seed: int) -> Block:
     """Coverage of each model on a table's test rows."""
     words = (
-        "Do its intervals hold what they should? The curves show shares of test rows in the model's "
-        "central intervals (columns) and highest-density regions (joint density) of every level: on the "
-        "diagonal if the model is right, and 19 of 20 times in the band. The histograms show where test "
-        "rows lie among samples (PIT), for the columns that are most off: level if the model is right, "
-        "a hump if it is too wide, a bowl if it is too narrow, a slope if it is too low or too high."
+        "Do intervals of the model hold the share of rows that they should? The curves count test rows "
+        "in central intervals (columns) and highest-density regions (joint density) of every level. If "
+        "the model is right, they follow the diagonal, 19 of 20 times within the band. The histograms "
+        "show the ranks of test rows among samples (PIT), for the columns that are most off. Level: the "
+        "model is right. Hump: too wide. Bowl: too narrow. Slope: too low or too high."
     )
     pictures = [picture for entry in entries for picture in _coverage_pictures(entry, seed)]
     return Block("Coverage", words, pictures)

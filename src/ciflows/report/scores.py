@@ -84,7 +84,7 @@ def calibration_block(entries: Sequence[Entry], scores: Sequence[Scores]) -> Blo
     """The distribution functions of the scores; pictures of coverage belong here too."""
     words = (
         "Does the model expect the data that it gets? The curves show scores log p(x) of test rows and "
-        "of rows drawn from the model. If they lie on each other, it does. Test rows further left: the "
+        "of rows drawn from the model. If they coincide, it does. Test rows further left: the "
         "model is overconfident. Further right: it is too wide."
     )
     pictures = [_curves(entry.name, each) for entry, each in zip(entries, scores, strict=True)]
