@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ciflows.errors import UserError
+from ciflows.optional import polars as pl
 from ciflows.runs.parts import Job, Part, make_part
 from ciflows.runs.run import Run, load_run
 from ciflows.runs.score import ScoreSettings, check_key, score_frame
@@ -60,8 +61,6 @@ class BatchScorer:
         self.run, self.settings, self.key = _load(run), settings, key
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        import polars as pl
-
         frame = pl.DataFrame(pl.from_arrow(batch))
         scores = score_frame(self.run, frame, self.settings)
         kept = frame.drop(scores.columns, strict=False) if self.key is None else frame.select(self.key)
@@ -114,7 +113,6 @@ def score_dataset(
         key: The columns to carry over; all of them if None.
         workers: How many processes, fewer than there are cores; as Ray sees fit if None.
     """
-    import polars as pl
     import ray.data
 
     if run.schema is None:

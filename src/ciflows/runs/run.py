@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from ciflows.core.rows import Rows
 from ciflows.datasets import Dataset
 from ciflows.devices import find_device
 from ciflows.errors import UserError
+from ciflows.optional import polars as pl
 from ciflows.runs import ask, check, p_values
 from ciflows.runs import folder as folders
 from ciflows.runs.assemble import Variant, rebuild_flow
@@ -31,9 +32,6 @@ from ciflows.tables import Schema, TableLike, as_frame, read_table
 from ciflows.tables.integrate import GapFlow
 from ciflows.tables.read import own_names, read_frame
 from ciflows.training.monitor import read_history
-
-if TYPE_CHECKING:
-    import polars as pl
 
 SCORES = ("log_prob", "std_error", "effective_samples")
 
@@ -172,8 +170,6 @@ class Run:
 
         A pandas frame gives a pandas frame with the same index; all else a polars frame.
         """
-        import polars as pl
-
         estimate = self.estimate(x, samples, seed, missing=missing)
         columns = {name: getattr(estimate, name).cpu().numpy() for name in SCORES}
         return like(x, pl.DataFrame(columns))
