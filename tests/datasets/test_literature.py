@@ -9,7 +9,7 @@ import re
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,14 +41,6 @@ def data(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty data folder, and fewer patches than the official number."""
     monkeypatch.setattr(recipes, "PATCHES", (400, 100, 200))
     return data_folder
-
-
-@pytest.fixture
-def _warn_always() -> Iterator[None]:
-    """Torch warns of memory that it may not write to, but only once a process."""
-    torch.set_warn_always(True)
-    yield
-    torch.set_warn_always(False)
 
 
 # -- small files of the official formats -------------------------------------------------------------

@@ -25,11 +25,6 @@ from ciflows.layers import Affine, Residual, Standardise
 from ciflows.networks import MLP, LipschitzMLP, converge_norms
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
-
-
 def strong_blocks(features: int, signs: Sequence[int], kappa: float = 0.9) -> Flow:
     """Blocks x + g(x) with g(x) ≈ ±kappa x / 1.1² for large positive x: near their bounds there."""
     blocks = [Residual(LipschitzMLP(features, [features], kappa)) for _ in signs]

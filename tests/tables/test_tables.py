@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -77,14 +77,6 @@ def test_every_format_keeps_every_bit(suffix: str, name: str, tmp_path: Path) ->
     assert table.values.is_contiguous()
     assert np.array_equal(table.values.numpy(), frame.to_numpy())
     assert len(table.values[:, 0].unique()) == 50  # in float32 all of these times are one
-
-
-@pytest.fixture
-def _warn_always() -> Iterator[None]:
-    """Torch warns of memory that it may not write to, but only once a process."""
-    torch.set_warn_always(True)
-    yield
-    torch.set_warn_always(False)
 
 
 @pytest.mark.usefixtures("_warn_always")
