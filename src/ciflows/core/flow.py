@@ -19,7 +19,7 @@ from ciflows.core import evaluate, rsample
 from ciflows.core.density import Density, StandardNormal
 from ciflows.core.evaluate import Estimate
 from ciflows.core.hook import on, replaceable
-from ciflows.core.layer import Layer, Shape, check_layer, check_shape, leading_shape
+from ciflows.core.layer import Layer, Shape, check_layer, check_shape, common_context, leading_shape
 from ciflows.core.noise import Noise, RowNoise, TemperedNoise
 from ciflows.core.precision import float32_products
 from ciflows.errors import InversionError
@@ -55,7 +55,8 @@ class Flow(Density):
         for number, layer in enumerate(layers):
             check_layer(layer, f"Flow, layer {number}")
         base = StandardNormal(layers[-1].noise_shape) if base is None else base
-        super().__init__(layers[0].shape if layers else base.shape, _common_context([*layers, base]))
+        context_shape = common_context([*layers, base], "Flow: its layers")
+        super().__init__(layers[0].shape if layers else base.shape, context_shape)
         for index, (before, after) in enumerate(zip(layers, [*layers, base][1:], strict=True)):
             if before.noise_shape != after.shape:
                 raise ValueError(
@@ -385,10 +386,3 @@ def _naming(index: int, layer: Layer) -> Iterator[None]:
         yield
     except InversionError as error:
         raise InversionError(f"layer {index}, {type(layer).__name__}: {error}") from None
-
-
-def _common_context(parts: Sequence[Layer | Density]) -> Shape | None:
-    shapes = {part.context_shape for part in parts} - {None}
-    if len(shapes) > 1:
-        raise ValueError(f"Flow: its layers expect contexts of different shapes: {shapes}.")
-    return shapes.pop() if shapes else None

@@ -27,6 +27,7 @@ __all__ = [
     "check_layer",
     "check_order",
     "check_shape",
+    "common_context",
     "halves",
     "join",
     "leading_shape",
@@ -34,6 +35,8 @@ __all__ = [
 ]
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +77,14 @@ def sum_event(value: Tensor, shape: Shape) -> Tensor:
 def beside_event(value: Tensor, shape: Shape) -> Tensor:
     """A value (*) with a dimension of size 1 added for each of a shape's, to multiply (*, shape)."""
     return value.reshape(*value.shape, *[1] * len(shape))
+
+
+def common_context(parts: Iterable[nn.Module], what: str) -> Shape | None:
+    """The context shape of those layers and densities that take a context; refuse different ones."""
+    shapes = {cast(Shape | None, part.context_shape) for part in parts} - {None}
+    if len(shapes) > 1:
+        raise ValueError(f"{what} expect contexts of different shapes: {shapes}.")
+    return shapes.pop() if shapes else None
 
 
 def check_halves(output: Tensor, shape: Shape, what: str) -> Tensor:

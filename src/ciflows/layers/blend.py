@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ciflows.core.density import Density
 from ciflows.core.flow import Flow
-from ciflows.core.layer import Layer, Shape, check_shape
+from ciflows.core.layer import Layer, Shape, check_shape, common_context
 from ciflows.core.noise import Noise
 
 ITERATIONS = 500
@@ -36,8 +36,7 @@ class Blend(Density):
     def __init__(self, members: Sequence[Density], shares: Tensor | None = None) -> None:
         if not members or any(member.shape != members[0].shape for member in members):
             raise ValueError("Blend: give at least one density, all of the same shape.")
-        contexts = {member.context_shape for member in members} - {None}
-        super().__init__(members[0].shape, contexts.pop() if contexts else None)
+        super().__init__(members[0].shape, common_context(members, "Blend: its members"))
         self.members = nn.ModuleList(members)
         equal = torch.full((len(members),), 1 / len(members))
         self.log_shares = nn.Buffer((equal if shares is None else shares).float().log())

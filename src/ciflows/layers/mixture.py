@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ciflows.core.density import Density, StandardNormal
-from ciflows.core.layer import Bijection, Shape, check_shape, join
+from ciflows.core.layer import Bijection, Shape, check_shape, common_context, join
 from ciflows.core.noise import Noise
 
 
@@ -39,8 +39,8 @@ class Mixture(Density):
         self, components: Sequence[Sequence[Bijection]], gate: nn.Module, base: Density | None = None
     ) -> None:
         base = StandardNormal(components[0][0].shape) if base is None else base
-        contexts = {part.context_shape for layers in components for part in layers} - {None}
-        super().__init__(components[0][0].shape, contexts.pop() if contexts else None)
+        parts = [part for layers in components for part in layers]
+        super().__init__(components[0][0].shape, common_context(parts, "Mixture: its bijections"))
         self.components = nn.ModuleList(nn.ModuleList(layers) for layers in components)
         self.gate = gate
         self.base = base
