@@ -101,6 +101,16 @@ def test_questions_about_dates_are_answered_in_their_units(run: Run, frame: pl.D
     assert abs(answers["when"][0] - frame["when"].dt.epoch("s").median()) < 5e6
 
 
+def test_a_distribution_function_takes_dates(run: Run) -> None:
+    days = [date(2024, 8, 1), date(2024, 12, 1)]
+    expected = run.cdf({"day": [(day - date(1970, 1, 1)).days for day in days]}, n=500)
+    assert run.cdf({"day": days}, n=500).equals(expected)
+    assert run.cdf({"day": pl.Series(days).cast(pl.Datetime)}, n=500).equals(expected)
+    assert run.cdf({"day": days[0]}, n=500).equals(expected[:1])
+    with pytest.raises(UserError, match="cdf of y: expected a number"):
+        run.cdf({"y": days[0]})
+
+
 def test_what_cannot_be_is_refused(run: Run, frame: pl.DataFrame) -> None:
     with pytest.raises(UserError, match="in training and are not now: day"):
         run.log_prob(frame.with_columns(day=1))

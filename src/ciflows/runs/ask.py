@@ -23,6 +23,7 @@ from ciflows.runs.densest import densest
 from ciflows.runs.frames import columns_of, is_pandas, like, to_pandas
 from ciflows.runs.samples import Modelled, Samples, modelled
 from ciflows.tables import TableLike, as_frame
+from ciflows.tables.dates import in_unit_of, is_date, unit_of
 from ciflows.tables.schema import check_names
 
 if TYPE_CHECKING:
@@ -265,18 +266,22 @@ def _points(run: Run, x: float | TableLike) -> tuple[list[Modelled], Array]:
         if len(columns) > 1:
             names = ", ".join(column.name for column in columns)
             raise UserError(f"Several columns are modelled: give x as {{column: value}}, of {names}.")
-        return columns, _as_numbers(columns[0].name, x)[:, None]
+        return columns, _as_numbers(columns[0], x)[:, None]
     named = dict(x) if isinstance(x, Mapping) else as_frame(x).to_dict()
     chosen = _numbers(run, list(named), "distribution function")
     if not chosen:
         raise UserError("x names no column: give {column: value}.")
-    values = [_as_numbers(column.name, named[column.name]) for column in chosen]
+    values = [_as_numbers(column, named[column.name]) for column in chosen]
     if len({len(each) for each in values} - {1}) > 1:
         raise UserError("x has columns of different lengths.")
     return chosen, np.stack(np.broadcast_arrays(*values), axis=1)
 
 
-def _as_numbers(name: str, values: Any) -> Array:
+def _as_numbers(feature: Modelled, values: Any) -> Array:
+    name, column = feature.name, feature.column
+    if column is not None and unit_of(column.dtype):
+        dates = pl.Series(values if np.ndim(values) else [values], strict=False)
+        values = in_unit_of(dates, column.dtype) if is_date(dates.dtype) else values
     try:
         numbers = np.atleast_1d(np.asarray(values, dtype=np.float64))
     except (TypeError, ValueError):
