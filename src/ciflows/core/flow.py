@@ -10,16 +10,24 @@ __all__ = ["Flow"]
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ciflows.core import evaluate, rsample
 from ciflows.core.density import Density, StandardNormal
 from ciflows.core.evaluate import Estimate
 from ciflows.core.hook import on, replaceable
-from ciflows.core.layer import Layer, Shape, check_layer, check_shape, common_context, leading_shape
+from ciflows.core.layer import (
+    Layer,
+    Shape,
+    check_layer,
+    check_shape,
+    common_context,
+    leading_shape,
+    module_list,
+)
 from ciflows.core.noise import Noise, RowNoise, TemperedNoise
 from ciflows.core.precision import float32_products
 from ciflows.errors import InversionError
@@ -63,7 +71,7 @@ class Flow(Density):
                     f"Flow: layer {index} ({type(before).__name__}) gives {before.noise_shape}, "
                     f"but what follows it ({type(after).__name__}) expects {after.shape}."
                 )
-        self.layers = nn.ModuleList(layers)
+        self.layers = module_list(layers)
         self.base = base
 
     @property
@@ -79,7 +87,7 @@ class Flow(Density):
     @property
     def discrete(self) -> bool:
         """Whether some x have probabilities, as integers do, and no density or gradient."""
-        return any(layer.discrete for layer in cast(Sequence[Layer], self.layers))
+        return any(layer.discrete for layer in self.layers)
 
     @property
     def reparameterised(self) -> bool:
@@ -97,16 +105,15 @@ class Flow(Density):
     @property
     def input_dtype(self) -> torch.dtype:
         """The type of the points that it takes: that of its weights, or float64 for a table's values."""
-        first = cast(Layer, self.layers[0]).input_dtype if len(self.layers) else None
+        first = self.layers[0].input_dtype if len(self.layers) else None
         return first or self.dtype
 
     def unrolled(self) -> tuple[list[Layer], Density]:
         """All layers, those of a base that is a flow too, and the last base."""
-        layers = list(cast(Sequence[Layer], self.layers))
         if not isinstance(self.base, Flow):
-            return layers, self.base
+            return list(self.layers), self.base
         below, base = self.base.unrolled()
-        return layers + below, base
+        return [*self.layers, *below], base
 
     @torch.no_grad()
     def initialise(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> None:
@@ -118,7 +125,7 @@ class Flow(Density):
         if x.numel() == 0:
             raise ValueError("Flow: cannot initialise from a batch without rows.")
         noise = noise or Noise()
-        layers, inner = list(cast(Sequence[Layer], self.layers)), isinstance(self.base, Flow)
+        layers, inner = list(self.layers), isinstance(self.base, Flow)
         while layers and not inner and not layers[-1].starts_from_data:
             layers.pop()  # no later layer needs their output
         for layer in layers:
@@ -344,13 +351,13 @@ class Flow(Density):
 
     def _backwards(self) -> Iterator[tuple[int, Layer]]:
         """The layers and their places, noise side first."""
-        return reversed(list(enumerate(cast(Sequence[Layer], self.layers))))
+        return reversed(list(enumerate(self.layers)))
 
     def _tensors(self) -> Iterator[Tensor]:
         return itertools.chain(self.parameters(), self.buffers())
 
     def _parts(self) -> list[Layer | Density]:
-        return [*cast(Sequence[Layer], self.layers), self.base]
+        return [*self.layers, self.base]
 
     def _encode(
         self, parts: Sequence[Layer | Density], x: Tensor, context: Tensor | None, noise: Noise

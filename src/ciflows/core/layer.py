@@ -31,12 +31,13 @@ __all__ = [
     "halves",
     "join",
     "leading_shape",
+    "module_list",
     "sum_event",
 ]
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +45,7 @@ from torch import Tensor, nn
 from ciflows.core.noise import Noise
 
 Shape = tuple[int, ...]
+T = TypeVar("T")
 
 
 def check_shape(value: Tensor, shape: Shape, what: str) -> None:
@@ -121,6 +123,11 @@ def join(first: Tensor, second: Tensor | None, dims: int = 1) -> Tensor:
     leading = torch.broadcast_shapes(first.shape[:-dims], second.shape[:-dims])
     parts = [part.expand(*leading, *part.shape[-dims:]) for part in (first, second)]
     return torch.cat(parts, dim=-dims)
+
+
+def module_list(parts: Iterable[T]) -> list[T]:
+    """`nn.ModuleList`, typed as a list of what it holds."""
+    return cast(list[T], nn.ModuleList(cast(Iterable[nn.Module], parts)))
 
 
 class Layer(nn.Module, ABC):

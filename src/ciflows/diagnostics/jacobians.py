@@ -21,8 +21,8 @@ __all__ = [
 ]
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -128,7 +128,7 @@ def reconstruction_error(flow: Flow, x: Tensor, seed: int = 0) -> float:
     dequantisation: its rounding would hide an error, or turn it into a whole level.
     """
     noise = Noise.seeded(seed, x.device)
-    first, *layers = cast(Sequence[Layer], flow.layers)
+    first, *layers = flow.layers
     x = start = first.encode(x, noise=noise)[0]
     back: list[Callable[[Tensor], Tensor]] = []
     for layer in layers:

@@ -6,14 +6,13 @@ __all__ = ["Blend", "blend_flows", "fit_shares"]
 
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from ciflows.core.density import Density
 from ciflows.core.flow import Flow
-from ciflows.core.layer import Layer, Shape, check_shape, common_context
+from ciflows.core.layer import Shape, check_shape, common_context, module_list
 from ciflows.core.noise import Noise
 
 ITERATIONS = 500
@@ -37,17 +36,17 @@ class Blend(Density):
         if not members or any(member.shape != members[0].shape for member in members):
             raise ValueError("Blend: give at least one density, all of the same shape.")
         super().__init__(members[0].shape, common_context(members, "Blend: its members"))
-        self.members = nn.ModuleList(members)
+        self.members = module_list(members)
         equal = torch.full((len(members),), 1 / len(members))
         self.log_shares = nn.Buffer((equal if shares is None else shares).float().log())
 
     @property
     def exact(self) -> bool:
-        return all(member.exact for member in self._members())
+        return all(member.exact for member in self.members)
 
     @property
     def noisy(self) -> bool:
-        return any(member.noisy for member in self._members())
+        return any(member.noisy for member in self.members)
 
     @property
     def reparameterised(self) -> bool:
@@ -55,20 +54,17 @@ class Blend(Density):
 
     def log_weight(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
         check_shape(x, self.shape, "Blend")
-        terms = [member.log_weight(x, context, noise) for member in self._members()]
+        terms = [member.log_weight(x, context, noise) for member in self.members]
         return torch.logsumexp(torch.stack(terms, dim=-1) + self.log_shares, dim=-1)
 
     def draw(self, leading: Shape, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
         noise, bounds = noise or Noise(), self.log_shares.exp().cumsum(0)[:-1]
         which = torch.searchsorted(bounds, noise.uniform(tuple(leading), like=bounds))
         which = which.reshape(*leading, *[1] * len(self.shape))
-        first, *others = (member.draw(leading, context, noise) for member in self._members())
+        first, *others = (member.draw(leading, context, noise) for member in self.members)
         for number, other in enumerate(others, start=1):
             first = torch.where(which == number, other, first)
         return first
-
-    def _members(self) -> Sequence[Density]:
-        return cast(Sequence[Density], self.members)
 
 
 def blend_flows(flows: Sequence[Flow], shares: Tensor | None = None) -> Flow:
@@ -78,7 +74,7 @@ def blend_flows(flows: Sequence[Flow], shares: Tensor | None = None) -> Flow:
         flows: The flows; their layers are shared with the result, not copied.
         shares: Their probabilities (K,); equal ones if None.
     """
-    stacks = [cast(list[Layer], list(flow.layers)) for flow in flows]
+    stacks = [list(flow.layers) for flow in flows]
     same = takewhile(
         lambda layers: all(layer is layers[0] for layer in layers), zip(*stacks, strict=False)
     )

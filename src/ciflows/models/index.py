@@ -116,7 +116,6 @@ def add_index(flow: Flow, settings: IndexSettings, seed: int = 0) -> Flow:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for layer in flow.layers:
-            assert isinstance(layer, Layer)
             layers.append(layer)
             if _trains(layer):
                 layers.append(

@@ -106,7 +106,7 @@ def other_starts(config: RunConfig, dataset: Dataset, flow: Flow) -> dict[Varian
     be trained, a mixture of Gaussians. All have the same layer of columns.
     """
     own, columns = variant_of(config, flow), flow.layers[0] if len(flow.layers) else None
-    restarts = any(cast(Layer, layer).starts_from_data for layer in flow.layers)
+    restarts = any(layer.starts_from_data for layer in flow.layers)
     if not own.components or not isinstance(columns, ColumnLayer) or restarts:
         return {}
     rows = dataset.rows("train"), dataset.rows("validation")
@@ -130,14 +130,14 @@ def _variant_flow(config: RunConfig, flow: Flow, variant: Variant) -> Flow:
     model = _build_model(config, flow.shape, 0, indexed=False)
     if variant.components:
         start_as_identity(model)
-    return _over_columns(cast(Layer, flow.layers[0]), model, variant.components, variant.trained)
+    return _over_columns(flow.layers[0], model, variant.components, variant.trained)
 
 
 def _over_columns(columns: Layer, model: Flow, components: int, trained: bool = True) -> Flow:
     """A model behind a layer of columns, over a mixture of Gaussians, or over its own base for none."""
     base = GaussianMixture(components, model.shape[0]) if components else model.base
-    layers = cast(Sequence[Layer], model.layers if trained else [])
-    return _to_precision(Flow([columns, *layers], base), model.dtype)
+    layers = [columns, *(model.layers if trained else [])]
+    return _to_precision(Flow(layers, base), model.dtype)
 
 
 def _may_be_residual(config: RunConfig) -> bool:
@@ -221,8 +221,7 @@ def _to_precision(flow: Flow, dtype: torch.dtype) -> Flow:
 
 
 def _prepend(layer: Layer, flow: Flow) -> Flow:
-    layers: list[Layer] = [layer, *flow.layers]
-    return Flow(layers, flow.base)
+    return Flow([layer, *flow.layers], flow.base)
 
 
 def _start_table_flow(flow: Flow, schema: Schema, dataset: Dataset) -> Flow:

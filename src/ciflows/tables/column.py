@@ -1,4 +1,4 @@
-"""What all kinds of columns have in common, and columns of names.
+"""What all kinds of columns have in common, and columns of numbers.
 
 | kind | values | likelihood |
 |---|---|---|

@@ -5,12 +5,11 @@ from __future__ import annotations
 __all__ = ["ColumnLayer"]
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from ciflows.core.layer import Layer
+from ciflows.core.layer import Layer, module_list
 from ciflows.core.noise import Noise
 from ciflows.tables.marginals import Marginal
 
@@ -44,7 +43,7 @@ class ColumnLayer(Layer):
             raise ValueError(
                 f"ColumnLayer: expected each of {features} columns once; got {self.places}."
             )
-        self.marginals = nn.ModuleList(marginal for _, marginal in parts)
+        self.marginals = module_list(marginal for _, marginal in parts)
         self.like = nn.Buffer(torch.zeros(()), persistent=False)
 
     @property
@@ -53,24 +52,21 @@ class ColumnLayer(Layer):
 
     @property
     def exact(self) -> bool:
-        return all(marginal.exact for marginal in self._parts())
+        return all(marginal.exact for marginal in self.marginals)
 
     @property
     def discrete(self) -> bool:
-        return any(marginal.discrete for marginal in self._parts())
+        return any(marginal.discrete for marginal in self.marginals)
 
     @property
     def weighs_samples(self) -> bool:
         return not self.discrete
 
-    def _parts(self) -> list[Marginal]:
-        return [cast(Marginal, marginal) for marginal in self.marginals]
-
     def log_weights(self, x: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         """Scores and log-weights of each column by itself, both (*, features) in float64."""
         x = x.double()
         z, log_weight = torch.empty_like(x), torch.empty_like(x)
-        for places, marginal in zip(self.places, self._parts(), strict=True):
+        for places, marginal in zip(self.places, self.marginals, strict=True):
             z[..., places], log_weight[..., places] = marginal.encode(x[..., places], noise)
         return z, log_weight
 
@@ -83,7 +79,7 @@ class ColumnLayer(Layer):
     def _decode(self, z: Tensor, context: Tensor | None, noise: Noise) -> Tensor:
         z = z.double()
         x = torch.empty_like(z)
-        for places, marginal in zip(self.places, self._parts(), strict=True):
+        for places, marginal in zip(self.places, self.marginals, strict=True):
             x[..., places] = marginal.decode(z[..., places], noise)
         return x
 
@@ -94,7 +90,7 @@ class ColumnLayer(Layer):
             return super()._decode_with_log_weight(z, context, noise)
         z = z.double()
         x, log_weight = torch.empty_like(z), torch.empty_like(z)
-        for places, marginal in zip(self.places, self._parts(), strict=True):
+        for places, marginal in zip(self.places, self.marginals, strict=True):
             x[..., places], log_weight[..., places] = marginal.decode_with_log_weight(
                 z[..., places], noise
             )

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from ciflows.core.evaluate import Estimate, rows_at_once
 from ciflows.core.flow import Flow
-from ciflows.core.layer import Layer
 from ciflows.core.noise import Noise, RowNoise, random_seed
 from ciflows.core.rows import Rows
 from ciflows.layers.gaussian_mixture import fit_mixture
@@ -62,7 +61,7 @@ class GapFlow:
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
-        first, *rest = cast(list[Layer], list(flow.layers))
+        first, *rest = flow.layers
         self.columns, self.layers = cast(ColumnLayer, first), rest
         self.inner = Flow(rest, flow.base).eval()
 
@@ -233,7 +232,7 @@ def _effective(log_weight: Tensor) -> Tensor:
 
 def _weighted_draws(flow: Flow, rows: Rows, draws: int, noise: Noise) -> tuple[Tensor, Tensor]:
     """Complete scores (draws, rows, features) and their log-weights (draws, rows)."""
-    completion, *rest = cast(list[Layer], list(flow.layers))
+    completion, *rest = flow.layers
     noise = noise.about(rows.x, flow.shape, rows.context)
     copies = rows.x.expand(draws, *rows.x.shape).contiguous()
     z, log_weight = completion.encode(copies, rows.context, noise)
@@ -250,7 +249,7 @@ def _choose(flow: Flow, rows: Rows, places: Tensor, count: int, n: int, seed: in
     steps = (torch.arange(n, device=z.device)[:, None] + choice.uniform((1, len(some)), below)) / n
     chosen = torch.searchsorted(below.T.contiguous(), steps.T.contiguous()).clamp(max=count - 1)
     z = z.transpose(0, 1)[torch.arange(len(some), device=z.device)[:, None], chosen]
-    filled = cast(Layer, flow.layers[0]).decode(z.transpose(0, 1).contiguous(), noise=choice)
+    filled = flow.layers[0].decode(z.transpose(0, 1).contiguous(), noise=choice)
     return torch.where(some.x.isnan(), filled, some.x)
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ciflows.core.flow import Flow
-from ciflows.core.layer import Layer
 from ciflows.core.noise import Noise
 from ciflows.errors import UserError
 from ciflows.tables.cells import Cells
@@ -59,7 +58,7 @@ def check_mass(flow: Flow, context: Tensor | None = None) -> SelfTest:
     """
     layer = cast(ColumnLayer, flow.layers[0])
     columns = column_mass(layer)
-    inner = Flow([cast(Layer, part) for part in list(flow.layers)[1:]], flow.base).eval()
+    inner = Flow(list(flow.layers)[1:], flow.base).eval()
     noise = Noise.seeded(SEED, flow.device)
     z = noise.normal((DRAWS, *flow.shape), like=next(iter(flow.parameters())))
     if context is not None:
@@ -83,7 +82,7 @@ def column_mass(layer: ColumnLayer) -> tuple[float, ...]:
     """The mass of each column's marginal: a sum over its values, or an integral (trapezoid rule)."""
     masses = torch.zeros(layer.shape[0], dtype=torch.float64)
     for places, marginal in zip(layer.places, layer.marginals, strict=True):
-        masses[places] = _mass(cast(Marginal, marginal)).cpu()
+        masses[places] = _mass(marginal).cpu()
     return tuple(masses.tolist())
 
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from ciflows.core.flow import Flow
-from ciflows.core.layer import Layer
 from ciflows.core.noise import Noise
 from ciflows.core.rows import Rows
 from ciflows.layers import AutoregressiveSpline, ZukoBijection
@@ -260,7 +259,7 @@ def start_as_identity(flow: Flow) -> bool:
     context = None if flow.context_shape is None else x.new_zeros(8, *flow.context_shape)
     with torch.no_grad():
         z = x
-        for layer in cast(Sequence[Layer], flow.layers):
+        for layer in flow.layers:
             z, _ = layer.encode(z, context, Noise.seeded(SEED))
     return z.shape == x.shape and torch.allclose(z, x, atol=1e-4)
 
