@@ -32,6 +32,8 @@ class Blend(Density):
         torch.Size([5])
     """
 
+    reparameterised = False  # a draw chooses a member, which no gradient passes
+
     def __init__(self, members: Sequence[Density], shares: Tensor | None = None) -> None:
         if not members or any(member.shape != members[0].shape for member in members):
             raise ValueError("Blend: give at least one density, all of the same shape.")
@@ -47,10 +49,6 @@ class Blend(Density):
     @property
     def noisy(self) -> bool:
         return any(member.noisy for member in self.members)
-
-    @property
-    def reparameterised(self) -> bool:
-        return False  # a draw chooses a member, which no gradient passes
 
     def log_weight(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
         check_shape(x, self.shape, "Blend")

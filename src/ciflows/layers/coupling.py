@@ -39,6 +39,8 @@ class Coupling(Bijection):
         (True, torch.Size([5]))
     """
 
+    pure = ("_encode",)
+
     def __init__(
         self,
         shape: Shape,
@@ -59,10 +61,6 @@ class Coupling(Bijection):
         self.board: Tensor | None
         board = _checkerboard(self.shape, flip) if mask == "checkerboard" else None
         self.register_buffer("board", board, persistent=False)
-
-    @property
-    def pure(self) -> tuple[str, ...]:
-        return ("_encode",)
 
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
         s, t = self._affine(x, context)

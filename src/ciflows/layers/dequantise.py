@@ -32,6 +32,8 @@ class Dequantise(Layer):
         (True, True)
     """
 
+    discrete = True
+
     def __init__(self, shape: Shape, posterior: Density | None = None, levels: int = 256) -> None:
         super().__init__(shape)
         if posterior is not None and not posterior.exact:
@@ -45,10 +47,6 @@ class Dequantise(Layer):
     @property
     def noisy(self) -> bool:
         return self.posterior is not None and self.posterior.noisy
-
-    @property
-    def discrete(self) -> bool:
-        return True
 
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
         leading = leading_shape(x, self.shape)

@@ -33,16 +33,14 @@ class GaussianMixture(Density):
         torch.Size([5])
     """
 
+    reparameterised = False  # a draw chooses a component, which no gradient passes
+
     def __init__(self, components: int, features: int) -> None:
         super().__init__((features,))
         self.logits = nn.Parameter(torch.zeros(components))
         self.means = nn.Parameter(torch.zeros(components, features))
         self.log_diagonal = nn.Parameter(torch.zeros(components, features))
         self.lower = nn.Parameter(torch.zeros(components, features, features))
-
-    @property
-    def reparameterised(self) -> bool:
-        return False  # a draw chooses a component, which no gradient passes
 
     def log_weight(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
         check_shape(x, self.shape, "GaussianMixture")

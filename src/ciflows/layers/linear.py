@@ -50,6 +50,8 @@ class LULinear(Bijection):
         42
     """
 
+    pure = ("_encode",)
+
     def __init__(self, features: int) -> None:
         super().__init__((features,))
         below = features * (features - 1) // 2
@@ -60,10 +62,6 @@ class LULinear(Bijection):
         rows, columns = torch.tril_indices(features, features, offset=-1)
         self.rows = nn.Buffer(rows, persistent=False)
         self.columns = nn.Buffer(columns, persistent=False)
-
-    @property
-    def pure(self) -> tuple[str, ...]:
-        return ("_encode",)
 
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
         return F.linear(x, self.product(), self.bias), self.log_diagonal.sum().expand(x.shape[:-1])

@@ -28,15 +28,13 @@ class Logit(Bijection):
         tensor([-2.9444,  0.0000,  2.9444])
     """
 
+    pure = ("_encode",)
+
     def __init__(self, shape: Shape, alpha: float) -> None:
         super().__init__(shape)
         if not 0 < alpha < 0.5:
             raise ValueError(f"Logit: alpha must lie between 0 and 1/2; got {alpha}.")
         self.alpha = alpha
-
-    @property
-    def pure(self) -> tuple[str, ...]:
-        return ("_encode",)
 
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
         slope = 1 - 2 * self.alpha

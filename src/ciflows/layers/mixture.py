@@ -35,6 +35,8 @@ class Mixture(Density):
         torch.Size([5])
     """
 
+    reparameterised = False  # a draw chooses a component, which no gradient passes
+
     def __init__(
         self, components: Sequence[Sequence[Bijection]], gate: nn.Module, base: Density | None = None
     ) -> None:
@@ -53,10 +55,6 @@ class Mixture(Density):
     def noisy(self) -> bool:
         bijections = [part for part in self.components.modules() if isinstance(part, Bijection)]
         return self.base.noisy or any(part.noisy for part in bijections)
-
-    @property
-    def reparameterised(self) -> bool:
-        return False  # a draw chooses a component, which no gradient passes
 
     def log_weight(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
         check_shape(x, self.shape, "Mixture")

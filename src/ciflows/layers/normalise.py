@@ -33,14 +33,12 @@ class ActNorm(Bijection):
         (True, torch.Size([100]))
     """
 
+    pure = ("_encode",)
+
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
         self.log_scale = nn.Parameter(_zeros(shape))
         self.shift = nn.Parameter(_zeros(shape))
-
-    @property
-    def pure(self) -> tuple[str, ...]:
-        return ("_encode",)
 
     def _initialise(self, x: Tensor, context: Tensor | None) -> None:
         mean, variance = _moments(x, self.shape)

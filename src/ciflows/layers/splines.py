@@ -92,6 +92,8 @@ class AutoregressiveSpline(Bijection):
         True
     """
 
+    pure = ("_bend",)
+
     def __init__(
         self, features: int, network: MaskedResidualNet, bins: int = 8, bound: float = 3.0
     ) -> None:
@@ -106,10 +108,6 @@ class AutoregressiveSpline(Bijection):
         self.network = network
         self.bins = bins
         self.bound = bound
-
-    @property
-    def pure(self) -> tuple[str, ...]:
-        return ("_bend",)
 
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
         masks = self.network.draw_masks(x, context, noise)

@@ -36,6 +36,8 @@ class ColumnLayer(Layer):
         (torch.float32, torch.Size([1, 2]), torch.Size([1]), False)
     """
 
+    input_dtype = torch.float64
+
     def __init__(self, features: int, parts: Sequence[tuple[Sequence[int], Marginal]]) -> None:
         super().__init__((features,))
         self.places = [list(places) for places, _ in parts]
@@ -45,10 +47,6 @@ class ColumnLayer(Layer):
             )
         self.marginals = module_list(marginal for _, marginal in parts)
         self.like = nn.Buffer(torch.zeros(()), persistent=False)
-
-    @property
-    def input_dtype(self) -> torch.dtype:
-        return torch.float64
 
     @property
     def exact(self) -> bool:

@@ -117,6 +117,8 @@ class Completion(Layer):
         (1.0, True)
     """
 
+    input_dtype = torch.float64
+
     def __init__(self, columns: ColumnLayer, proposal: GapProposal) -> None:
         super().__init__(columns.shape)
         self.columns, self.proposal = columns, proposal
@@ -124,10 +126,6 @@ class Completion(Layer):
         noise = Noise.seeded(0, like.device)
         # any value that a column can have, in place of a missing one
         self.inside = columns.decode(like.new_zeros(columns.shape), noise=noise)
-
-    @property
-    def input_dtype(self) -> torch.dtype:
-        return torch.float64
 
     @property
     def discrete(self) -> bool:
