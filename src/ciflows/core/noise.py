@@ -227,7 +227,8 @@ class RowNoise(Noise):
     def about(self: R, x: Tensor, shape: Sequence[int], context: Tensor | None = None) -> R:
         noise = super().about(x, shape)
         if noise.data is not None and noise.keys is None:
-            noise.keys = _mix(_digest(noise.data.double()) ^ _mix(_scalar(self.seed, x)))
+            seed = torch.tensor(_signed(self.seed % 2**64), device=x.device)
+            noise.keys = _mix(_digest(noise.data.double()) ^ _mix(seed))
             if context is not None:
                 noise.keys = _mix(noise.keys ^ _mix(_digest(context.detach().double())))
         return noise
@@ -261,10 +262,6 @@ class RowNoise(Noise):
 def random_seed() -> int:
     """A seed from torch's default generator."""
     return int(torch.randint(2**62, ()).item())
-
-
-def _scalar(number: int, like: Tensor) -> Tensor:
-    return torch.tensor(_signed(number % 2**64), device=like.device)
 
 
 def _digest(data: Tensor) -> Tensor:

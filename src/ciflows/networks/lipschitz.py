@@ -81,7 +81,7 @@ class Spectral(nn.Module, ABC):
         self.v = nn.Buffer(v / v.norm())
 
     def scaled_weight(self) -> Tensor:
-        return _scaled_down(self.weight, self._norm(), self.bound)
+        return self.weight * (self.bound / self._norm().clamp(min=self.bound))
 
     @property
     def kind(self) -> Hashable:
@@ -163,10 +163,6 @@ def _stack(maps: Sequence[Spectral]) -> tuple[Tensor, Tensor, Tensor]:
     parts = ([getattr(part, name) for part in maps] for name in ("weight", "u", "v"))
     weight, u, v = map(torch.stack, parts)
     return weight, u, v
-
-
-def _scaled_down(weight: Tensor, norm: Tensor, bound: float) -> Tensor:
-    return weight * (bound / norm.clamp(min=bound))
 
 
 def _power_iteration(kind: Spectral, weight: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
