@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import zuko
-from torch import Tensor, nn
+from torch import Tensor
 
 import ciflows
 from ciflows import Flow, Indexed
@@ -27,8 +27,7 @@ from ciflows.core.precision import float32_products
 from ciflows.core.rows import Rows
 from ciflows.layers import LULinear
 from ciflows.layers.affine import affine
-from ciflows.networks import MLP, LipschitzMLP, MaskedMLP, ResNet, converge_norms
-from ciflows.networks.batch_norm import BatchNorm2d
+from ciflows.networks import MLP, LipschitzMLP, MaskedMLP, converge_norms
 from ciflows.speed import gpu
 from ciflows.speed.stacked import CACHE, caching, is_kernel, prepared
 from ciflows.training import TrainingSettings
@@ -44,7 +43,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 if gpu.INSTALLED:
-    from ciflows.speed import gpu_batch_norm, gpu_chain, gpu_normal
+    from ciflows.speed import gpu_chain, gpu_normal
     from ciflows.speed.gpu_log_det import log_det
 
 
@@ -347,64 +346,3 @@ def test_layers_share_what_torch_compiles(name: str, options: dict[str, Any]) ->
         torch.testing.assert_close(log_weight(), expected, rtol=1e-4, atol=1e-4)
     assert len(pure) >= 3
     assert len(graphs) == len({(type(part), method) for part, method in pure})
-
-
-@pytest.mark.parametrize(
-    ("rows", "channels", "size", "precision"),
-    [
-        (6, 8, (4, 5), torch.float32),
-        (3, 2, (1, 1), torch.float32),
-        (40, 64, (7, 6), torch.float32),
-        (5, 16, (4, 4), torch.bfloat16),
-    ],
-)
-def test_batch_norm_with_a_relu(
-    rows: int,
-    channels: int,
-    size: tuple[int, int],
-    precision: torch.dtype,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Values, gradients and running averages; several tiles for each program, and a mean far from 0."""
-    monkeypatch.setattr(gpu_batch_norm, "PROGRAMS", 3)
-    torch.manual_seed(0)
-    x = (30 + 2 * torch.randn(rows, channels, *size, device=DEVICE)).to(precision)
-    x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
-    assert gpu.fits_images(x)
-    norms = [BatchNorm2d(channels).to(DEVICE) for _ in range(2)]
-    for norm in norms:
-        torch.manual_seed(1)
-        nn.init.normal_(norm.weight)
-        nn.init.normal_(norm.bias)
-    with plain():
-        expected = results((norms[0](x),), [x, *norms[0].parameters()])
-    found = results((norms[1](x),), [x, *norms[1].parameters()])
-    near = 1e-4 if precision == torch.float32 else 0.02
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype == other.dtype
-        torch.testing.assert_close(one, other, rtol=near, atol=near * other.abs().max().item())
-    for one, other in zip(norms[1].buffers(), norms[0].buffers(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
-
-
-def test_images_that_the_kernel_does_not_take() -> None:
-    x = torch.randn(4, 8, 4, 4, device=DEVICE)
-    last = x.contiguous(memory_format=torch.channels_last)
-    assert gpu.fits_images(last)
-    for other in (x, last.double(), last[:, :3], last[:1, :, :1, :1]):
-        assert not gpu.fits_images(other)
-    norm = BatchNorm2d(8).to(DEVICE)
-    with pytest.raises(RuntimeError, match="differentiated once"):
-        torch.autograd.grad(norm(last.requires_grad_()).sum(), last, create_graph=True)
-
-
-def test_a_network_of_images() -> None:
-    torch.manual_seed(0)
-    network, x = ResNet(2, 3, hidden=8, blocks=2).to(DEVICE), torch.randn(6, 2, 4, 4, device=DEVICE)
-    values, twin = [], copy.deepcopy(network)
-    for mode in (plain, nullcontext):
-        with mode():
-            values.append(results((network(x),), list(network.parameters())))
-            network = twin
-    for one, other in zip(*values, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * other.abs().max().item())

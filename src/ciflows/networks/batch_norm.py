@@ -4,36 +4,20 @@ from __future__ import annotations
 
 __all__ = ["BatchNorm2d"]
 
-from collections.abc import Callable
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from ciflows.core.hook import replaceable
 from ciflows.core.moments import Gather, batch_moments
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """`torch.nn.BatchNorm2d` and an activation: (rows, channels, H, W) -> (rows, channels, H, W).
-
-    With `gather` set, training mode normalises over the rows of all processes.
-
-    Arguments:
-        activation: What follows the normalisation.
-    """
+    """`torch.nn.BatchNorm2d`; with `gather` set, over the rows of all processes in training mode."""
 
     gather: Gather | None = None
 
-    def __init__(self, channels: int, activation: Callable[[Tensor], Tensor] = torch.relu) -> None:
-        super().__init__(channels)
-        self.activation = activation
-
-    @replaceable
     def forward(self, x: Tensor) -> Tensor:
-        return self.activation(self._normalise(x))
-
-    def _normalise(self, x: Tensor) -> Tensor:
         if not self.training or self.gather is None:
             return super().forward(x)
         with torch.autocast(x.device.type, enabled=False):

@@ -52,10 +52,11 @@ class ResNet(nn.Module):
         activation: Callable[[Tensor], Tensor] = torch.relu,
     ) -> None:
         super().__init__()
+        self.activation = activation
         self.mixed = False
         self.first = _convolution(in_channels, hidden)
         self.blocks = nn.ModuleList(_Block(hidden, activation) for _ in range(blocks))
-        self.norm = BatchNorm2d(hidden, activation)
+        self.norm = BatchNorm2d(hidden)
         self.last = nn.Conv2d(hidden, out_channels, kernel_size=1)
         self.scale = nn.Parameter(torch.ones(out_channels, 1, 1))
         self.shift = nn.Parameter(torch.zeros(out_channels, 1, 1))
@@ -74,22 +75,23 @@ class ResNet(nn.Module):
                 h = h.contiguous(memory_format=torch.channels_last)
             for block in self.blocks:
                 h = block(h)
-            h = self.last(self.norm(h))
+            h = self.last(self.activation(self.norm(h)))
         return self.scale * torch.tanh(h.to(x.dtype)) + self.shift
 
 
 class _Block(nn.Module):
-    """h + W₂ N₂(W₁ N₁(h)): convolutions W, batch norms with their activation N (He et al., 2016)."""
+    """h + W₂ a(N₂(W₁ a(N₁(h)))), with convolutions W and batch norms N (He et al., 2016)."""
 
     def __init__(self, channels: int, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.norms = nn.ModuleList(BatchNorm2d(channels, activation) for _ in range(2))
+        self.activation = activation
+        self.norms = nn.ModuleList(BatchNorm2d(channels) for _ in range(2))
         self.convolutions = nn.ModuleList(_convolution(channels, channels) for _ in range(2))
 
     def forward(self, h: Tensor) -> Tensor:
         inside = h
         for norm, convolution in zip(self.norms, self.convolutions, strict=True):
-            inside = convolution(norm(inside))
+            inside = convolution(self.activation(norm(inside)))
         return h + inside
 
 

@@ -11,7 +11,6 @@ __all__ = ["VERSIONS", "on"]
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ciflows.core.layer import Shape
@@ -67,15 +66,6 @@ def log_det(plain: Callable[..., Tensor], matrix: Tensor) -> Tensor:
     return gpu_log_det.log_det(matrix)
 
 
-def batch_norm(plain: Callable[..., Tensor], norm: Any, x: Tensor) -> Tensor:
-    usual = norm.training and norm.gather is None and norm.activation is torch.relu
-    if not usual or not gpu.fits_images(x):
-        return plain(norm, x)
-    from ciflows.speed import gpu_batch_norm
-
-    return gpu_batch_norm.norm_relu(x, norm)
-
-
 def make_step(plain: Callable[..., Any], flow: Any, *args: Any) -> Any:
     if flow.device.type != "cuda":
         return plain(flow, *args)
@@ -86,7 +76,6 @@ def make_step(plain: Callable[..., Any], flow: Any, *args: Any) -> Any:
 
 VERSIONS: dict[str, Callable[..., Any]] = {
     "on": on,
-    "BatchNorm2d.forward": batch_norm,
     "Indexed._log_weight": streams.log_weight,
     "LULinear.product": stacked.lu_product,
     "LipschitzMLP.forward": networks.lipschitz,

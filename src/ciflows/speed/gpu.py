@@ -5,7 +5,7 @@ Kernels run on CUDA tensors; with TRITON_INTERPRET=1 Triton interprets them on a
 
 from __future__ import annotations
 
-__all__ = ["fits_chain", "fits_images", "fits_matrix", "fits_vectors", "operation", "refuse_twice"]
+__all__ = ["fits_chain", "fits_matrix", "fits_vectors", "operation", "refuse_twice"]
 
 import os
 from collections.abc import Callable, Sequence
@@ -19,7 +19,6 @@ MOST_HIDDEN = 256
 MOST_HIDDEN_WITH_TANGENTS = 128
 MOST_INPUTS = 64
 MOST_ROWS = 64
-POWERS_OF_TWO = {2**k for k in range(1, 9)}
 MOST_NUMBERS = 2**31 - 1  # offsets are 32-bit integers; padding up to doubles the numbers
 
 INSTALLED = find_spec("triton") is not None
@@ -54,25 +53,8 @@ def fits_vectors(x: Tensor, halves: Tensor, shape: Sequence[int]) -> bool:
     return 0 < 4 * leading.numel() * shape[0] <= MOST_NUMBERS
 
 
-def fits_images(x: Tensor) -> bool:
-    """Whether `gpu_batch_norm` takes images x (rows, C, H, W): channels side by side in memory."""
-    rows, channels, height, width = x.shape
-    return (
-        _runs(x)
-        and x.dtype in (torch.float32, torch.bfloat16)
-        and channels in POWERS_OF_TWO
-        and x.is_contiguous(memory_format=torch.channels_last)
-        and rows * height * width > 1
-        and x.numel() <= MOST_NUMBERS // 2
-    )
-
-
 def _fits(x: Tensor) -> bool:
-    return _runs(x) and x.dtype == torch.float32
-
-
-def _runs(x: Tensor) -> bool:
-    return INSTALLED and (x.is_cuda or INTERPRETED)
+    return INSTALLED and (x.is_cuda or INTERPRETED) and x.dtype == torch.float32
 
 
 def operation(
