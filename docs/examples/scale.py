@@ -65,7 +65,7 @@ def is_worker(folder: Path) -> bool:
 
 def measure(folder: str, data: str, settings: ScoreSettings, workers: int) -> pl.DataFrame:
     """Score all files with so many workers of Ray, or in this process for 0; print what it took."""
-    out, run = Path(mkdtemp()) / "scores", load_run(folder)
+    out, run = Path(mkdtemp()) / "scores", load_run(folder, "auto")
     job = parts.plan_scores(run, data, out, settings, ())
     rows = sum(part.rows for part in job.parts)
     parts.open_job(job, resume=False)
