@@ -180,7 +180,7 @@ def test_a_table_with_a_planted_row(tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text()
     assert "1 suspicious row" in page.split("</h2>")[0]
     assert '<th scope="row">suspicious</th>' in page
-    assert "<td>9</td>" in page
+    assert '<td data-name="size">9</td>' in page
     assert math.isfinite(score_rows(entry, 0).limit)
     assert not re.search(r'<th scope="row">(gap|limit|leaked mass)', page)
 
