@@ -1,12 +1,17 @@
-"""Names of devices."""
+"""Names of devices, and threads of a CPU."""
 
 from __future__ import annotations
 
-__all__ = ["device_name", "find_device"]
+__all__ = ["device_name", "few_threads", "find_device"]
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from ciflows.errors import UserError
+
+PRODUCTS = 2e7  # in a step, to keep a thread busy
 
 
 def find_device(name: str) -> torch.device:
@@ -27,3 +32,18 @@ def device_name(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
     return f"CPU, {threads} thread{'s' if threads > 1 else ''}"
+
+
+@contextmanager
+def few_threads(products: float) -> Iterator[None]:
+    """Use no more threads of the CPU than so many multiplications a step keep busy, for a while.
+
+    Threads that wait for each other after every small operation gain nothing, and lose much where
+    others use the machine too.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(before, max(1, round(products / PRODUCTS))))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

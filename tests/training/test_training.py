@@ -546,3 +546,24 @@ def test_rows_that_would_fill_a_gpu_stay_where_they_are(monkeypatch: pytest.Monk
     rows, flow = Rows(torch.zeros(10, 2)), types.SimpleNamespace(device=torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (rows.x.nbytes, 0))
     assert loop._placed(rows, flow) is rows  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("hidden", "expected"), [(8, 1), (256, 2)])
+def test_small_steps_take_one_thread(hidden: int, expected: int) -> None:
+    """Threads that wait for each other gain nothing; afterwards there are as many as before."""
+    flow, seen = ciflows.build_model("maf", features=2, layers=2, hidden=[hidden, hidden]), set()
+
+    def clock() -> float:
+        seen.add(torch.get_num_threads())
+        return 0.0
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        x = torch.randn(400, 2)
+        settings = TrainingSettings(steps=2, batch_size=400, objective="elbo")
+        fit_flow(flow, x, x, settings, clock=clock)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {expected}

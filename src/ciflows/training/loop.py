@@ -23,6 +23,7 @@ from ciflows.core.flow import Flow
 from ciflows.core.groups import grouped
 from ciflows.core.noise import Noise, ShareNoise
 from ciflows.core.rows import Rows
+from ciflows.devices import few_threads
 from ciflows.diagnostics.index_use import index_activity
 from ciflows.errors import LostProcessError, UserError
 from ciflows.networks import converge_norms
@@ -99,15 +100,11 @@ def fit_flow(
 
     Arguments:
         flow: The flow, on the device to train on.
-        train: Training points (rows, *shape), with contexts and weights (1 on average) if they have
-            them; bytes are converted batch by batch.
+        train: Training points (rows, *shape), perhaps with contexts and weights (1 on average).
         validation: Points to choose the weights by.
-        settings: How to train.
-        seed: Seed of the order of the data and of the draws.
+        seed: Of the order of the data and of the draws.
         checkpoints: Where to save the state; training resumes from the newest one there.
-        monitor: Receives progress and messages.
-        clock: Returns the seconds that `max_minutes` counts; `time.process_time` counts those in which
-            this process computes, on a machine that others use too.
+        clock: Returns the seconds that `max_minutes` counts, such as `time.process_time`.
         until: The share of all steps or minutes to stop after. Called again with the same checkpoints
             and a larger share, training goes on as if it had not stopped.
         processes: Those that train this flow together, each called with the same arguments; each takes
@@ -115,7 +112,10 @@ def fit_flow(
     """
     rows = Rows.of(train), Rows.of(validation)
     settings = suited_to_rows(settings, len(rows[0]))
-    return _Training(flow, *rows, settings, seed, checkpoints, monitor, clock, until, processes).run()
+    training = _Training(flow, *rows, settings, seed, checkpoints, monitor, clock, until, processes)
+    weights = sum(p.numel() for p in flow.parameters())
+    with few_threads(training.batch_size * math.prod(flow.shape[1:]) * weights):
+        return training.run()
 
 
 @torch.no_grad()
