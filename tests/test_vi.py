@@ -24,6 +24,8 @@ from ciflows.layers import Affine, BatchNorm, LULinear, Scale
 from ciflows.layers.dequantise import Dequantise
 from ciflows.layers.gaussian_mixture import GaussianMixture
 from ciflows.networks import MLP
+from ciflows.vi import bound as bounds
+from ciflows.vi import inference
 from constructors import LAYERS, build, generic, linear_gaussian_flow
 
 SMALL = {"layers": 2, "hidden": [8, 8]}
@@ -306,7 +308,7 @@ def assert_same_mean(one: list[Tensor], other: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("name", ["maf", "cif-maf"])
 def test_gradients_by_weights_are_unbiased(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vi, "MOST_OFF", math.inf)
+    monkeypatch.setattr(bounds, "MOST_OFF", math.inf)
     flow = small(name)
     bound = vi.Bound(correlated, flow)
     found = repeated(flow, lambda noise: bound.by_weights(4000, noise=noise))
@@ -337,8 +339,8 @@ def test_shared_parameters_get_the_plain_gradient() -> None:
     network = MLP(2, 2, [8])
     p, q = (ConditionalNormal(network, features=1, context_features=2) for _ in "pq")
     flow = Flow([Indexed(Affine(2, MLP(1, 4, [8]), context_features=1), p, q)])
-    assert vi._names_without_posteriors(flow) == []
-    assert len(vi._names_without_posteriors(cif())) < len(list(cif().named_parameters()))
+    assert bounds._names_without_posteriors(flow) == []
+    assert len(bounds._names_without_posteriors(cif())) < len(list(cif().named_parameters()))
 
 
 @pytest.mark.parametrize("name", ["maf", "cif-maf", "cif-resflow"])
@@ -400,7 +402,7 @@ def test_balancing_finds_the_shares_of_modes() -> None:
 
 
 def test_rates_fall_to_zero() -> None:
-    state = vi._State(cif(), 2, (0.1, 0.2), 0)
+    state = inference._State(cif(), 2, (0.1, 0.2), 0)
     rates = []
     for _ in range(2):
         state.take(sum(p.sum() for p in state.parameters))
@@ -410,9 +412,9 @@ def test_rates_fall_to_zero() -> None:
 
 
 def test_the_power_rises_to_one() -> None:
-    powers = [vi._power(done, 0.5, 0.01) for done in (0.0, 0.25, 0.5, 0.9)]
+    powers = [inference._power(done, 0.5, 0.01) for done in (0.0, 0.25, 0.5, 0.9)]
     assert powers == pytest.approx([0.01, 0.1, 1, 1])
-    assert vi._power(0.0, 0.0, 0.01) == 1
+    assert inference._power(0.0, 0.0, 0.01) == 1
 
 
 def test_amortised_fits_follow_their_context() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 from ciflows.errors import UserError
 
@@ -35,13 +36,17 @@ def device_name(device: torch.device) -> str:
 
 
 @contextmanager
-def few_threads(products: float) -> Iterator[None]:
-    """Use no more threads of the CPU than so many multiplications a step keep busy, for a while.
+def few_threads(module: nn.Module, rows: int) -> Iterator[None]:
+    """Use no more threads of the CPU than a module's steps with so many rows keep busy, for a while.
 
     Threads that wait for each other after every small operation gain nothing, and lose much where
     others use the machine too.
+
+    Arguments:
+        module: What is trained.
+        rows: Uses of each weight in a step: the rows of a batch, or their pixels.
     """
-    before = torch.get_num_threads()
+    before, products = torch.get_num_threads(), rows * sum(p.numel() for p in module.parameters())
     torch.set_num_threads(min(before, max(1, round(products / PRODUCTS))))
     try:
         yield

@@ -113,8 +113,7 @@ def fit_flow(
     rows = Rows.of(train), Rows.of(validation)
     settings = suited_to_rows(settings, len(rows[0]))
     training = _Training(flow, *rows, settings, seed, checkpoints, monitor, clock, until, processes)
-    weights = sum(p.numel() for p in flow.parameters())
-    with few_threads(training.batch_size * math.prod(flow.shape[1:]) * weights):
+    with few_threads(flow, training.batch_size * math.prod(flow.shape[1:])):
         return training.run()
 
 
