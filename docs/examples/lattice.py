@@ -5,13 +5,13 @@ normalised: the best ELBO is 0, and k of the K modes give -log(K / k). Both flow
 of 8 bins and networks of 2 x 32; the index has one number, its networks 2 x 10. Bases are normal with
 standard deviations of 0.1, 1 and 10.
 
-The whole comparison, with three seeds (a GPU's):
+All of docs/variational-modes.md, ten minutes for each seed on a core:
 
-    python docs/examples/lattice.py --device cuda --seeds 3 --out lattice.png
+    python docs/examples/lattice.py --steps 4000 --seeds 3 --out lattice.png
 
-A part of it on a CPU:
+A part of it:
 
-    python docs/examples/lattice.py --modes 16 --scales 1 --steps 4000
+    python docs/examples/lattice.py --modes 16 --scales 1 --models cif-nsf --steps 4000
 
 In the first fifth of the steps the target is flattened (`--anneal 0` leaves that out). The last three
 quarters balance the masses of the modes (`--balance 0`).
