@@ -292,7 +292,7 @@ def test_compare_shows_differences_to_the_first_model(
     assert words in text
     assert "leak" not in text
     page = (tmp_path / "both" / "report.html").read_text()
-    assert f"<td>{set_number(gain, '{:+.3f}')} ± {difference['std_error']:.3f}</td>" in page
+    assert f">{set_number(gain, '{:+.3f}')} ± {difference['std_error']:.3f}</td>" in page
     assert f"± {difference['std_error']:.3f} nats a row" in page
     assert "m = 100" in text
 

@@ -474,8 +474,8 @@ def test_the_report_shows_columns_pairs_scores_and_extreme_rows(
     rows = frame.with_columns(pl.col("visits").cast(pl.String))["visits"]
     extreme = re.findall(r'<th scope="row">(suspicious|lowest|highest)</th>(.*?)</tr>', page)
     assert [kind == "highest" for kind, _ in extreme] == [False] * 5 + [True] * 5
-    assert all(any(f"<td>{value}</td>" in cells for value in rows) for _, cells in extreme)
-    assert all("<td>km</td>" in cells for _, cells in extreme)
+    assert all(any(f'"visits">{value}</td>' in cells for value in rows) for _, cells in extreme)
+    assert all('"unit">km</td>' in cells for _, cells in extreme)
 
 
 def test_the_worst_fitting_column_comes_first() -> None:
