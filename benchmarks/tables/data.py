@@ -37,6 +37,9 @@ class Entry(NamedTuple):
         log: Columns to take the logarithm of.
         limits: Least and largest value of some columns; rows beyond are errors, and left out.
         kind: Continuous, or mixed where some columns are whole numbers or categories.
+        group: A column whose values stay together in the split, such as the county of a panel: rows
+            that repeat from year to year would be in all parts, and any method that remembers rows
+            would win.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Entry(NamedTuple):
     log: Sequence[str] = ()
     limits: Mapping[str, Sequence[float]] = MappingProxyType({})
     kind: Literal["continuous", "mixed"] = "continuous"
+    group: str | None = None
 
 
 class Table(NamedTuple):
@@ -81,17 +85,27 @@ def load_table(entry: Entry, most: int | None = None) -> Table:
         most: How many rows to take at most, drawn at random; for a quick look.
     """
     frame = _READERS[entry.source](entry)
-    frame = frame[entry.columns] if entry.columns else frame
+    group = [entry.group] if entry.group else []
+    frame = frame[[*entry.columns, *group]] if entry.columns else frame
     frame = frame.iloc[: entry.rows].dropna()
     for name, (low, high) in entry.limits.items():
         frame = frame[frame[name].between(low, high)]
     random = np.random.default_rng(SEED)
-    columns = [_continuous(frame[name], random, name in entry.log) for name in frame]
+    columns = [_continuous(frame[name], random, name in entry.log) for name in frame.drop(columns=group)]
     values = np.stack([column for column in columns if column is not None], axis=1)
-    values = values[random.permutation(len(values))[:most]]
-    train, validation, test = np.split(values, [int(share * len(values)) for share in SHARES])
+    order = random.permutation(len(values))[:most]
+    groups = pd.factorize(frame[entry.group])[0] if entry.group else np.arange(len(values))
+    train, validation, test = (values[part] for part in _split(order, groups))
     mean, scale = train.mean(0), train.std(0)
     return Table(entry.name, *((part - mean) / scale for part in (train, validation, test)))
+
+
+def _split(order: np.ndarray, groups: np.ndarray) -> list[np.ndarray]:
+    """Rows of the three parts in their random order, with each group (rows,) in one part."""
+    numbers, kinds = pd.factorize(groups[order])  # as they come in that order
+    cuts = [int(share * len(kinds)) for share in SHARES]
+    part = np.searchsorted(cuts, numbers, side="right")
+    return [order[part == which] for which in range(len(cuts) + 1)]
 
 
 def _continuous(column: pd.Series, random: np.random.Generator, log: bool) -> np.ndarray | None:
