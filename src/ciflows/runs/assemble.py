@@ -34,7 +34,14 @@ from ciflows.runs.config import RunConfig
 from ciflows.runs.folder import about_run, read_schema
 from ciflows.tables import Schema
 from ciflows.tables.column_layer import ColumnLayer
-from ciflows.tables.start import column_layer, few_rows, fit_base, many_components, start_as_identity
+from ciflows.tables.start import (
+    column_layer,
+    few_rows,
+    fit_base,
+    many_rows,
+    mixtures,
+    start_as_identity,
+)
 from ciflows.training.processes import Processes
 
 COARSEST = 1e-3  # rounding of the largest value, relative to a column's standard deviation
@@ -102,19 +109,26 @@ def other_starts(config: RunConfig, dataset: Dataset, flow: Flow) -> dict[Varian
     """Other flows that may suit a table better than what `build_flow` made, before training.
 
     For a small table, one whose first weights are random, over the model's own base, and one with
-    residual networks: on a larger one the time to try them is better spent on training. For all, not to
-    be trained, a mixture of Gaussians. All have the same layer of columns.
+    residual networks: on a larger one the time to try them is better spent on training. Not to be
+    trained: the mixture of Gaussians that a small table's flow starts from, and for a larger table
+    several, where it is not so large that these only take time. All have the same layer of columns.
     """
     own, columns = variant_of(config, flow), flow.layers[0] if len(flow.layers) else None
     restarts = any(layer.starts_from_data for layer in flow.layers)
-    if not own.components or not isinstance(columns, ColumnLayer) or restarts:
+    train = dataset.rows("train")
+    if not own.components or not isinstance(columns, ColumnLayer) or restarts or many_rows(train):
         return {}
-    rows = dataset.rows("train"), dataset.rows("validation")
-    small = few_rows(rows[0])
-    variants = [own._replace(components=0)] if small else []
-    if small and _may_be_residual(config):
+    if not few_rows(train):
+        return {
+            Variant(False, len(mixture.means), trained=False): _to_precision(
+                Flow([columns], mixture), flow.dtype
+            )
+            for mixture in mixtures(columns, train)
+        }
+    mixture = cast(GaussianMixture, flow.base)
+    variants = [own._replace(components=0)]
+    if _may_be_residual(config):
         variants.append(own._replace(residual=True))
-    mixture = cast(GaussianMixture, flow.base) if small else many_components(columns, *rows)
     variants.append(Variant(False, len(mixture.means), trained=False))
     found = {variant: _variant_flow(config, flow, variant) for variant in variants}
     for variant, other in found.items():

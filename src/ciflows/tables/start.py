@@ -5,7 +5,7 @@ Layers of a model that start as the identity stand between the two and are train
 
 from __future__ import annotations
 
-__all__ = ["column_layer", "few_rows", "fit_base", "many_components", "start_as_identity"]
+__all__ = ["column_layer", "few_rows", "fit_base", "many_rows", "mixtures", "start_as_identity"]
 
 import math
 from collections.abc import Sequence
@@ -36,7 +36,8 @@ SEED = 0
 BASE_ROWS, BASE_VALIDATION, BASE_DRAWS = 10_000, 2000, 10
 COMPONENTS = (1, 2, 3, 5, 8, 12, 20, 30)
 MIXTURE_ROWS = 2000  # with more the layers find what a mixture would, and are less misled by chance
-MANY_COMPONENTS, MANY_ROWS = (5, 12, 30), 3000
+SEVERAL_COMPONENTS, SEVERAL_ROWS = (5, 12, 30), 3000
+MANY_ROWS = 10_000  # with more a flow is soon ahead of any mixture of Gaussians
 # rows of the common covariance for each component, in multiples of the features
 PRIORS = (0.3, 1.0, 3.0)
 SMOOTHING = 0.5  # rows added to each level, atom or tail: one that was not seen is rare, not impossible
@@ -270,13 +271,14 @@ def fit_base(layer: ColumnLayer, train: Rows, validation: Rows) -> GaussianMixtu
     With more than `MIXTURE_ROWS` rows it is one Gaussian: a flow that starts from many mostly stays
     closer to the training rows than is good, where there are enough rows to find clusters by itself.
     """
-    components = COMPONENTS if few_rows(train) else (1,)
-    return _best_mixture(layer, train, validation, components, PRIORS)
+    return _best_mixture(layer, train, validation, COMPONENTS if few_rows(train) else (1,))
 
 
-def many_components(layer: ColumnLayer, train: Rows, validation: Rows) -> GaussianMixture:
-    """A mixture of several Gaussians for a larger table, fitted to some of its rows."""
-    return _best_mixture(layer, train[:MANY_ROWS], validation, MANY_COMPONENTS, PRIORS[1:2])
+@torch.no_grad()
+def mixtures(layer: ColumnLayer, train: Rows) -> list[GaussianMixture]:
+    """Mixtures of few and of many Gaussians, fitted to some rows of a larger table."""
+    z, weight = _encode(layer, train[:SEVERAL_ROWS], Noise.seeded(SEED))
+    return [fit_mixture(z, k, PRIORS[1] * z.shape[1], weight) for k in SEVERAL_COMPONENTS]
 
 
 def few_rows(train: Rows) -> bool:
@@ -284,17 +286,22 @@ def few_rows(train: Rows) -> bool:
     return len(train) <= MIXTURE_ROWS
 
 
+def many_rows(train: Rows) -> bool:
+    """Whether a table is large: its flow needs no mixture beside it."""
+    return len(train) > MANY_ROWS
+
+
+def _encode(layer: ColumnLayer, rows: Rows, noise: Noise) -> tuple[Tensor, Tensor | None]:
+    """Scores of rows, and their weights."""
+    return layer.encode(rows.x, noise=noise)[0], rows.weight
+
+
 @torch.no_grad()
 def _best_mixture(
-    layer: ColumnLayer,
-    train: Rows,
-    validation: Rows,
-    choices: Sequence[int],
-    priors: Sequence[float],
+    layer: ColumnLayer, train: Rows, validation: Rows, choices: Sequence[int]
 ) -> GaussianMixture:
     noise = Noise.seeded(SEED)
-    z, _ = layer.encode(train.x[:BASE_ROWS], noise=noise)
-    weight = None if train.weight is None else train.weight[:BASE_ROWS]
+    z, weight = _encode(layer, train[:BASE_ROWS], noise)
     held_out = validation[:BASE_VALIDATION]
     draws = 1 if layer.exact else BASE_DRAWS
     encoded = [layer.encode(held_out.x, noise=noise) for _ in range(draws)]
@@ -303,7 +310,7 @@ def _best_mixture(
         if worse == 2 or (components > 1 and 10 * components > len(z)):
             break
         worse += 1
-        for prior in priors:
+        for prior in PRIORS:
             mixture = fit_mixture(z, components, prior * z.shape[1], weight)
             log_weights = torch.stack([mixture.log_weight(score) + log for score, log in encoded])
             log_prob = torch.logsumexp(log_weights, 0) - math.log(draws)
