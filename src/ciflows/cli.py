@@ -706,8 +706,8 @@ def _make_parts(run: Run, job: Job, engine: Engine, resume: bool, as_json: bool 
         say(f"{made.impossible:,} rows have density 0: out of a column's bounds, or too far off.")
     if made.late:
         say(
-            f"{made.late} rows have a larger standard error than you asked for: ask for a smaller one, "
-            "or raise --max-samples."
+            f"{made.late:,} rows ended above the standard error that you asked for: pass a smaller "
+            "--std-error or a larger --max-samples to have fewer."
         )
     if made.bad:
         say(f"{made.bad} rows could not be scored: {made.bad_file} lists them.")

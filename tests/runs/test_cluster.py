@@ -104,6 +104,17 @@ def test_a_worker_that_is_killed_changes_nothing(
     assert read(tmp_path / "ray").equals(read(tmp_path / "local"))
 
 
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "localhost:none"])
+def test_a_cluster_that_does_not_answer_is_told_before_anything_is_written(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Callable[..., str]
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    words = ["score", "run", "big", "--out", "x", "--engine", "ray", "--ray-address", address]
+    assert f"No Ray cluster answers at {address}" in command(*words, code=1)
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_dataset_is_scored(run: Run, tmp_path: Path) -> None:
     table = spoil(people(200, seed=4))
     dataset = ray.data.from_arrow([table[:70].to_arrow(), table[70:].to_arrow()])

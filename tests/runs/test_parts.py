@@ -56,6 +56,8 @@ def test_a_folder_has_the_scores_of_all_rows(
     assert read(tmp_path / "scores").drop("row").equals(expected)
     assert read(tmp_path / "scores")["row"].to_list() == list(range(400))
     assert len(list((tmp_path / "scores").glob("*.parquet"))) == 2 + 1 + 3
+    (tmp_path / "big" / "more").mkdir()
+    (tmp_path / "big" / "2.parquet").rename(tmp_path / "big" / "more" / "2.parquet")
     command("score", "run", "big", "--out", "keyed", "-m", "6", "--key", "id,sex")
     assert read(tmp_path / "keyed").equals(pl.concat([files[["id", "sex"]], expected], how="horizontal"))
 
@@ -64,7 +66,8 @@ def test_a_folder_has_the_scores_of_all_rows(
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (["big/*.csv", "--out", "x"], "no such file"),
+        (["big/*.csv", "--out", "x"], "no file fits this pattern"),
+        (["ids.csv", "--out", "x"], "no such file"),
         (["big", "--out", "x", "--key", "name"], "lacks the column name"),
         (["big", "--out", "x", "--key", "log_prob"], "have a column log_prob already"),
         (["big", "--out", "x", "--key", "id,sex,id"], "names id twice"),

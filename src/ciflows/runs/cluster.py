@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["make_parts_with_ray", "score_dataset"]
+__all__ = ["make_parts_with_ray", "score_dataset", "start_ray"]
 
 import logging
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import ray.data
 
 BATCH = 10_000
+ANSWER_SECONDS = 10.0
 
 
 class PartMaker:
@@ -69,24 +71,18 @@ class BatchScorer:
 
 
 def make_parts_with_ray(
-    job: Job,
-    parts: Sequence[Part],
-    address: str | None = None,
-    workers: int | None = None,
-    quiet: bool = False,
+    job: Job, parts: Sequence[Part], workers: int | None = None, quiet: bool = False
 ) -> None:
     """Make parts of a job with Ray; a process that dies is started again, and its part made again.
 
     Arguments:
         job: The job.
         parts: Those of its parts that are to be made.
-        address: The cluster, such as auto or ray://host:10001; this machine alone if None.
         workers: How many processes; one for each core, or for each GPU, if None.
         quiet: Whether Ray shows no progress.
     """
     import ray
 
-    _start(address, workers)
     ray.data.DataContext.get_current().enable_progress_bars = not quiet
     numbers = [{"number": part.number} for part in parts]
     made = ray.data.from_items(numbers, override_num_blocks=len(parts)).map_batches(
@@ -141,17 +137,33 @@ def _load(folder: str) -> Run:
     return load_run(Path(folder), "auto")
 
 
-def _start(address: str | None, workers: int | None) -> None:
-    """Connect to a cluster, or start one on this machine, unless that is done already."""
+def start_ray(address: str | None, workers: int | None) -> None:
+    """Connect to a cluster, or start one on this machine, unless that is done already.
+
+    Arguments:
+        address: The cluster, such as auto or ray://host:10001; this machine alone if None.
+        workers: Cores of this machine that Ray may use; all if None.
+    """
     import ray
 
     if ray.is_initialized():
         return
     logging.getLogger("ray").setLevel(logging.WARNING)
-    if address is not None:
-        ray.init(address=address)
-    else:
+    if address is None:
         ray.init(num_cpus=workers, include_dashboard=False)
+        return
+    try:
+        _check_answer(address)
+        ray.init(address=address)
+    except (OSError, ValueError) as error:
+        raise UserError(f"No Ray cluster answers at {address}: start one, or correct it.") from error
+
+
+def _check_answer(address: str) -> None:
+    """Knock at host:port: Ray itself would try for ten minutes or more."""
+    host, colon, port = address.rpartition(":")
+    if colon and "://" not in address:
+        socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
 
 
 def _pool(workers: int | None, most: int | None = None) -> dict[str, Any]:

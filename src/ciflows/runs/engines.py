@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import track
 
 from ciflows.errors import UserError, nearest
-from ciflows.runs.parts import Job, Made, make_part, open_job, remaining, sum_up
+from ciflows.runs.parts import Job, Made, check_job, make_part, open_job, remaining, sum_up
 from ciflows.runs.run import Run, load_run
 
 ENGINES = ("local", "ray")
@@ -49,13 +49,16 @@ def run_job(run: Run, job: Job, engine: Engine, resume: bool, console: Console) 
     Arguments:
         resume: Whether to go on in a folder where the same job was begun.
     """
-    open_job(job, resume)
+    check_job(job, resume)
     parts = remaining(job)
     if engine.name == "ray" and parts:
-        from ciflows.runs.cluster import make_parts_with_ray
+        from ciflows.runs.cluster import make_parts_with_ray, start_ray
 
-        make_parts_with_ray(job, parts, engine.address, engine.workers, quiet=console.quiet)
-    elif parts:
+        start_ray(engine.address, engine.workers)
+        open_job(job, resume)
+        make_parts_with_ray(job, parts, engine.workers, quiet=console.quiet)
+    else:
+        open_job(job, resume)
         hidden = not console.is_terminal
         for part in track(parts, "parts", console=console, transient=True, disable=hidden):
             make_part(run, job, part)

@@ -11,6 +11,7 @@ __all__ = [
     "Job",
     "Made",
     "Part",
+    "check_job",
     "make_part",
     "open_job",
     "plan_samples",
@@ -19,7 +20,6 @@ __all__ = [
     "sum_up",
 ]
 
-import glob
 import hashlib
 import json
 import warnings
@@ -36,6 +36,7 @@ from ciflows.runs.folder import WEIGHTS
 from ciflows.runs.run import Run
 from ciflows.runs.score import ScoreSettings, check_key, score_frame
 from ciflows.tables.faults import check_types, find_faults
+from ciflows.tables.many_files import table_files
 from ciflows.tables.read import errors_of, readable, replace_frame
 from ciflows.tables.schema import Schema, check_columns
 
@@ -160,36 +161,38 @@ def plan_samples(run: Run, n: int, out: Path, seed: int, temperature: float) -> 
     return Job(*where, tuple(parts), seed=seed, temperature=temperature)
 
 
-def find_files(data: str) -> list[Path]:
-    """The Parquet files that are meant, by name."""
-    path = Path(data)
-    if path.is_dir():
-        found = sorted(path.glob("*.parquet"))
-    else:
-        found = [path] if path.is_file() else sorted(map(Path, glob.glob(data)))
-    if not found:
+def find_files(data: str) -> tuple[Path, ...]:
+    """The Parquet files that are meant, by name: those that a fit would read."""
+    with errors_of(data):
+        files = table_files(data)
+    if not files or not files[0].is_file():
         raise UserError(f"{data}: there is no such file, nor a Parquet file in such a folder.")
-    wrong = [path for path in found if path.suffix.lower() != ".parquet"]
-    if wrong:
-        raise UserError(f"{wrong[0]}: only Parquet files are scored into a folder: give one file.")
-    return found
+    if files[0].suffix.lower() != ".parquet":
+        raise UserError(f"{data}: only Parquet files are scored into a folder: give --out a suffix.")
+    return files
 
 
-def open_job(job: Job, resume: bool) -> None:
-    """Begin in a new folder, or go on in one that was begun with the same job."""
+def check_job(job: Job, resume: bool) -> None:
+    """Refuse a folder in which this job can neither begin nor go on."""
     out = Path(job.out)
     if not resume:
         if out.exists():
             raise UserError(f"{out} exists already: choose another folder, or resume the job in it.")
-        out.mkdir(parents=True)
-        write_json(out / JOB, job.record())
         return
     if not (out / JOB).is_file():
         raise UserError(f"{out}: no job was begun here.")
     before, now = read_json(out / JOB), job.record()
     changed = [name for name in now if before.get(name) != now[name]]
     if changed:
-        raise UserError(f"{out}: its job was begun with another {', '.join(changed)}.")
+        raise UserError(f"{out}: its job began with other {', '.join(changed)}.")
+
+
+def open_job(job: Job, resume: bool) -> None:
+    """Begin in a new folder, or clear away what a killed process left."""
+    out = Path(job.out)
+    if not resume:
+        out.mkdir(parents=True)
+        write_json(out / JOB, job.record())
     for left in out.glob(".part-*.tmp"):
         left.unlink()
 
