@@ -11,6 +11,7 @@ import pytest
 import ciflows
 from ciflows.errors import UserError
 from ciflows.runs.run import Run
+from ciflows.tables.faults import find_faults
 from ciflows.tables.values import column_values
 
 SMALL = {"layers": 1, "hidden": [8], "steps": 20}
@@ -109,6 +110,26 @@ def test_a_distribution_function_takes_dates(run: Run) -> None:
     assert run.cdf({"day": days[0]}, n=500).equals(expected[:1])
     with pytest.raises(UserError, match="cdf of y: expected a number"):
         run.cdf({"y": days[0]})
+
+
+def test_dates_may_be_text_or_numpys(run: Run, frame: pl.DataFrame) -> None:
+    few, whens = frame[:3], frame["when"][:3]
+    expected = run.log_prob(few, seed=0)
+    text = few.with_columns(pl.col("day").cast(pl.String), pl.col("when").dt.to_string("iso"))
+    assert run.log_prob(text.with_columns(since=pl.lit("2020-02-03")), seed=0).equal(expected)
+    assert run.log_prob({**few.to_dict(), "when": list(whens.to_numpy())}, seed=0).equal(expected)
+    day = run.cdf({"day": frame["day"][0]}, n=50)
+    for value in (
+        str(frame["day"][0]),
+        np.datetime64(frame["day"][0]),
+        np.datetime64(frame["day"][0], "s"),
+    ):
+        assert run.cdf({"day": value}, n=50).equals(day)
+    bad = text.with_columns(day=pl.Series([few["day"][0].isoformat(), "2024-13-45", "soon"]))
+    assert run.schema is not None
+    assert find_faults(run.schema, bad).to_list() == [None, "day", "day"]
+    with pytest.raises(UserError, match="in training and are not now: day"):
+        run.log_prob(bad)
 
 
 def test_what_cannot_be_is_refused(run: Run, frame: pl.DataFrame) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -425,6 +426,37 @@ def test_frames_of_all_kinds_become_the_same() -> None:
     assert as_frame(frame.lazy()).equals(frame)
     assert as_frame(pandas.astype({"b": "category"}))["b"].to_list() == ["x", None]
     assert as_frame(torch.zeros(3)).shape == (3, 1)
+
+
+def test_columns_of_any_kind_make_a_frame() -> None:
+    columns = {
+        "mixed": [1, 2.5],
+        "objects": np.array([1, None], dtype=object),
+        "nullable": pd.Series([1, None], dtype="Int64"),
+        "labels": pd.Categorical(["x", None]),
+        "seconds": np.array(["2024-06-01", "NaT"], dtype="datetime64[s]"),
+        "tensor": torch.ones(2, requires_grad=True),
+        "day": np.datetime64("2024-06-01"),
+    }
+    frame = as_frame(columns)
+    first = datetime(2024, 6, 1)
+    assert frame.row(0) == (1.0, 1, 1, "x", first, 1.0, first.date())
+    assert frame.row(1) == (2.5, None, None, None, None, 1.0, first.date())
+    pandas = pd.DataFrame({"t": columns["seconds"], "a": pd.Series([1, 2.5], dtype=object)})
+    assert as_frame(pandas).rows() == [(first, 1.0), (None, 2.5)]
+    with pytest.raises(UserError, match="more than once: a"):
+        as_frame(pd.DataFrame([[1, 2]], columns=["a", "a"]))
+    with pytest.raises(UserError, match="do not make a table"):
+        as_frame({"a": [1, 2], "b": [1, 2, 3]})
+
+
+def test_columns_without_a_value_have_gaps_alone() -> None:
+    run = ciflows.fit({"a": np.arange(30.0), "b": np.arange(30) ** 0.5}, "nsf", steps=2, layers=1)
+    frame = pd.DataFrame({"a": [1.0], "b": pd.Series([None], dtype="Float64")})
+    with pytest.raises(UserError, match=r"missing or infinite values in b \(1\)"):
+        run.log_prob(frame)
+    assert len(run.log_prob(frame[:0])) == 0
+    assert run.impute(frame, seed=0).dtypes["b"] == "Float64"
 
 
 # -- the command line --------------------------------------------------------------------------------

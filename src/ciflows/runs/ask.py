@@ -23,7 +23,7 @@ from ciflows.runs.densest import densest
 from ciflows.runs.frames import columns_of, is_pandas, like, to_pandas
 from ciflows.runs.samples import Modelled, Samples, modelled
 from ciflows.tables import TableLike, as_frame
-from ciflows.tables.dates import in_unit_of, is_date, unit_of
+from ciflows.tables.dates import as_dates, in_unit_of, unit_of
 from ciflows.tables.schema import check_names
 
 if TYPE_CHECKING:
@@ -280,8 +280,8 @@ def _points(run: Run, x: float | TableLike) -> tuple[list[Modelled], Array]:
 def _as_numbers(feature: Modelled, values: Any) -> Array:
     name, column = feature.name, feature.column
     if column is not None and unit_of(column.dtype):
-        dates = pl.Series(values if np.ndim(values) else [values], strict=False)
-        values = in_unit_of(dates, column.dtype) if is_date(dates.dtype) else values
+        dates = as_dates(as_frame({name: values})[name])
+        values = values if dates is None else in_unit_of(dates, column.dtype)
     try:
         numbers = np.atleast_1d(np.asarray(values, dtype=np.float64))
     except (TypeError, ValueError):

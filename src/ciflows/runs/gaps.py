@@ -121,7 +121,7 @@ def _fill_pandas(data: Any, values: pl.DataFrame, schema: Schema, missing: Any) 
         gap = _gaps(schema, name, data[name].isna().to_numpy(), missing)
         if gap.any():
             column = data[name].copy()
-            dtype = column.dtype if column.dtype.kind == "f" else object
+            dtype = column.dtype.type if column.dtype.kind == "f" else object
             column[gap] = np.array(drawn, dtype=dtype)[gap]
             result[name] = column
     return result

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 __all__ = [
+    "as_dates",
     "date_numbers",
+    "dates_from_text",
     "from_numbers",
     "in_unit_of",
     "is_date",
@@ -19,10 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ciflows.optional import polars as pl
+from ciflows.tables.text import without_gaps
 
 Array = NDArray[Any]
 DAY = 86_400.0
 FIRST, LAST = -719_162, 2_932_896  # days of the years 1 and 9999, which Python's dates end with
+FORMS = ("%F", "%F %H:%M", "%F %T%.f")
 PER_SECOND = {"ms": 1e3, "us": 1e6, "ns": 1e9}
 
 
@@ -62,6 +66,29 @@ def date_numbers(values: pl.Series) -> Array:
     numbers = values.to_physical().cast(pl.Float64).to_numpy()
     unit = getattr(values.dtype, "time_unit", None)
     return numbers / PER_SECOND[unit] if unit else numbers
+
+
+def dates_from_text(text: pl.Series) -> pl.Series:
+    """Text such as 2024-06-01 or 2024-06-01T10:30 as dates with a time; null where it is neither."""
+    spaced = without_gaps(text).str.replace(r"^(\S{10})T", "${1} ").str.strip_suffix("Z")
+    found = [pl.lit(spaced).str.to_datetime(form, time_unit="us", strict=False) for form in FORMS]
+    return pl.select(pl.coalesce(found).alias(text.name)).to_series()
+
+
+def as_dates(values: pl.Series) -> pl.Series | None:
+    """Dates, with or without a time, also from text; None where some of it is neither a date nor a gap.
+
+    Example:
+        >>> import polars as pl
+        >>> as_dates(pl.Series(["2024-06-01", "n/a"])).to_list()
+        [datetime.datetime(2024, 6, 1, 0, 0), None]
+        >>> as_dates(pl.Series(["06/01/2024"])) is None
+        True
+    """
+    if values.dtype != pl.String:
+        return values if is_date(values.dtype) else None
+    dates = dates_from_text(values)
+    return None if dates.null_count() > without_gaps(values).null_count() else dates
 
 
 def in_unit_of(values: pl.Series, dtype: str) -> pl.Series:

@@ -10,7 +10,7 @@ import numpy as np
 from ciflows.errors import UserError
 from ciflows.optional import polars as pl
 from ciflows.tables.column import Column, Number
-from ciflows.tables.dates import in_unit_of, is_date, unit_of
+from ciflows.tables.dates import dates_from_text, in_unit_of, is_date, unit_of
 from ciflows.tables.schema import Constant, Schema, filled
 
 
@@ -24,7 +24,11 @@ def check_types(schema: Schema, frame: pl.DataFrame, gaps: bool = False) -> None
     wrong = []
     for column in [*schema.columns, *schema.given]:
         values = frame[column.name].drop_nulls()
-        if isinstance(column, Number) and len(values) and not _numbers(values).is_not_null().any():
+        if (
+            isinstance(column, Number)
+            and len(values)
+            and not _numbers(column, values).is_not_null().any()
+        ):
             wrong.append(f"{column.name} ({values.dtype})")
     if wrong:
         raise UserError(f"columns that were numbers in training and are not now: {', '.join(wrong)}.")
@@ -52,20 +56,26 @@ def find_faults(schema: Schema, frame: pl.DataFrame, gaps: bool = False) -> pl.S
 def _wrong(column: Column, frame: pl.DataFrame, gaps: bool = False) -> pl.Series:
     """Where a row's value of a column cannot be encoded."""
     values = frame[column.name]
-    if is_date(values.dtype) and unit_of(column.dtype):
-        values = in_unit_of(values, column.dtype)
-    values = _numbers(values) if isinstance(column, Number) else values
+    values = _numbers(column, values) if isinstance(column, Number) else values
     good = _filled(values).to_numpy()
     wrong = ~good & (not gaps)
     wrong[good] = np.isnan(column.encode(values.filter(pl.Series(good))))
     return pl.Series(wrong)
 
 
-def _numbers(values: pl.Series) -> pl.Series:
-    """Text as numbers; null where it is not a number."""
+def _numbers(column: Number, values: pl.Series) -> pl.Series:
+    """Text as numbers, and dates in the column's unit; null where it is neither."""
+    if unit_of(column.dtype):
+        return _in_unit(values, column.dtype)
     if values.dtype != pl.String:
         return values
     return values.str.strip_chars().cast(pl.Float64, strict=False)
+
+
+def _in_unit(values: pl.Series, dtype: str) -> pl.Series:
+    """Dates, also as text, in a type's unit; null where text is no date."""
+    dates = dates_from_text(values) if values.dtype == pl.String else values
+    return in_unit_of(dates, dtype) if is_date(dates.dtype) else dates
 
 
 def _filled(values: pl.Series) -> pl.Series:
@@ -77,6 +87,5 @@ def _differs(constant: Constant, values: pl.Series) -> pl.Series:
     if isinstance(constant.value, bool | str):
         words = {str(constant.value), str(constant.value).lower()}
         return ~values.cast(pl.String).is_in(list(words)).fill_null(True)
-    if is_date(values.dtype) and unit_of(constant.dtype):
-        values = in_unit_of(values, constant.dtype)
+    values = _in_unit(values, constant.dtype) if unit_of(constant.dtype) else values
     return (values.cast(pl.Float64, strict=False) != float(constant.value)).fill_null(False)

@@ -124,9 +124,15 @@ def as_frame(data: TableLike) -> pl.DataFrame:
     if isinstance(data, pl.DataFrame):
         return data
     if hasattr(data, "iloc") and hasattr(data, "columns"):
-        return pl.DataFrame([_from_pandas(str(name), data[name]) for name in data.columns])
+        names = [str(name) for name in data.columns]
+        _check_once(names)
+        return pl.DataFrame([_from_pandas(data.iloc[:, i], name) for i, name in enumerate(names)])
     if isinstance(data, Mapping):
-        return pl.DataFrame(dict(data))
+        try:
+            return pl.DataFrame({k: _as_polars(values) for k, values in data.items()}, strict=False)
+        except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
+            what = str(error).partition("\n")[0]
+            raise UserError(f"the columns do not make a table: {what}.") from error
     array = data.detach().cpu().numpy() if isinstance(data, Tensor) else np.asarray(data)
     return _array_frame(array[:, None] if array.ndim == 1 else array)
 
@@ -258,11 +264,14 @@ def _has_header(text: Iterable[str], separator: str, columns: Sequence[str] | No
         raise UserError("its values seem to stand between semicolons: write it with commas.")
     if all(_is_number(name) for name in first if name):
         return False
-    counts = Counter(name for name in first if name in (columns or first))
-    twice = [name for name, n in counts.items() if n > 1]
+    _check_once(name for name in first if name in (columns or first))
+    return True
+
+
+def _check_once(names: Iterable[str]) -> None:
+    twice = [name for name, n in Counter(names).items() if n > 1]
     if twice:
         raise UserError(f"column names that occur more than once: {', '.join(twice)}.")
-    return True
 
 
 def _check_input(path: Path, suffix: str) -> None:
@@ -296,11 +305,26 @@ def _read_npz(content: bytes) -> tuple[pl.DataFrame, bool]:
     return pl.DataFrame(arrays), True
 
 
-def _from_pandas(name: str, values: Any) -> pl.Series:
+def _from_pandas(values: Any, name: str = "") -> pl.Series:
     if values.dtype.__class__.__module__.startswith("numpy") and values.dtype.kind in "biufmM":
-        return pl.Series(name, values.to_numpy())
-    gaps = values.isna()
-    return pl.Series(name, [None if gap else value for value, gap in zip(values, gaps, strict=True)])
+        return pl.Series(name, _as_polars(np.asarray(values)))
+    known = [None if gap else value for value, gap in zip(values, values.isna(), strict=True)]
+    return pl.Series(name, known, strict=False)
+
+
+def _as_polars(values: Any) -> Any:
+    """A column, or one value for all rows, as polars takes it."""
+    if isinstance(values, Tensor):
+        return values.detach().cpu().numpy()
+    if hasattr(values, "isna"):
+        return _from_pandas(values)
+    if isinstance(values, list) and values and isinstance(values[0], np.datetime64):
+        values = np.array(values)
+    if not isinstance(values, np.ndarray | np.datetime64):
+        return values
+    if values.dtype.kind == "M" and np.datetime_data(values.dtype)[0] not in ("D", "ms", "us", "ns"):
+        values = values.astype("datetime64[us]")  # polars has no seconds
+    return values.tolist() if values.dtype == object or values.ndim == 0 else values
 
 
 def _array_frame(array: np.ndarray) -> pl.DataFrame:

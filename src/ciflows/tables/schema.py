@@ -29,7 +29,7 @@ from ciflows.settings import Settings
 from ciflows.tables.categorical import Categorical
 from ciflows.tables.circular import Circular
 from ciflows.tables.column import Number
-from ciflows.tables.dates import from_numbers, in_unit_of, is_date, polars_type, show, unit_of
+from ciflows.tables.dates import as_dates, from_numbers, in_unit_of, polars_type, show, unit_of
 from ciflows.tables.facts import as_numbers
 from ciflows.tables.lattice import Lattice
 from ciflows.tables.real import Real
@@ -224,9 +224,12 @@ def _numbers(column: Number, values: pl.Series) -> pl.Series | None:
     """The values of a column as numbers: from text, or from dates; None where they are neither."""
     from ciflows.tables.text import numbers_from_text
 
-    if is_date(values.dtype) and unit_of(column.dtype):
-        return in_unit_of(values, column.dtype)
-    return None if unit_of(column.dtype) else numbers_from_text(values)
+    if values.dtype == pl.Null:
+        return values.cast(pl.Float64)
+    if not unit_of(column.dtype):
+        return numbers_from_text(values)
+    dates = as_dates(values)
+    return None if dates is None else in_unit_of(dates, column.dtype)
 
 
 def _changed(frame: pl.DataFrame, constant: Constant) -> bool:
@@ -234,8 +237,8 @@ def _changed(frame: pl.DataFrame, constant: Constant) -> bool:
     values = values.drop_nans() if values.dtype.is_float() else values
     if not len(values):
         return False
-    if is_date(values.dtype) and unit_of(constant.dtype):
-        values = in_unit_of(values, constant.dtype)
+    dates = as_dates(values) if unit_of(constant.dtype) else None
+    values = values if dates is None else in_unit_of(dates, constant.dtype)
     if isinstance(constant.value, bool | str):
         return bool((values.cast(pl.String) != str(constant.value).lower()).any()) and bool(
             (values.cast(pl.String) != str(constant.value)).any()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["GAPS", "NumberText", "numbers_from_text"]
+__all__ = ["GAPS", "NumberText", "numbers_from_text", "without_gaps"]
 
 from dataclasses import dataclass, field
 
@@ -29,12 +29,13 @@ def numbers_from_text(values: pl.Series) -> pl.Series | None:
     """
     if values.dtype != pl.String:
         return values
-    text = _without_gaps(values)
+    text = without_gaps(values)
     numbers = text.cast(pl.Float64, strict=False)
     return None if numbers.null_count() > text.null_count() else numbers
 
 
-def _without_gaps(values: pl.Series) -> pl.Series:
+def without_gaps(values: pl.Series) -> pl.Series:
+    """Text without spaces around it, and with nulls where it spells a gap."""
     text = values.str.strip_chars()
     is_gap = text.str.to_lowercase().is_in(list(GAPS))
     return text.set(is_gap.fill_null(False), pl.Series([None], dtype=pl.String)[0])
@@ -50,7 +51,7 @@ class NumberText:
 
     def add(self, values: pl.Series) -> None:
         """Count in some more values."""
-        text = _without_gaps(values).drop_nulls()
+        text = without_gaps(values).drop_nulls()
         numbers = text.cast(pl.Float64, strict=False)
         self.numbers += len(text) - numbers.null_count()
         self.words += numbers.null_count()
