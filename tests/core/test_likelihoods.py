@@ -474,6 +474,19 @@ def test_contexts_may_lead_or_be_shared() -> None:
     assert flow.sample(7, context).shape == (7, 5, 2)
     assert flow.sample(7, context[0]).shape == (7, 2)
     assert flow.sample(7, context.expand(4, 5, 3)).shape == (7, 4, 5, 2)
+    many = flow.estimate(x[0, 0], 40, context=context, seed=0)
+    assert_close(many, flow.estimate(x[0, 0].expand(5, 2), 40, context=context, seed=0))
+    with pytest.raises(ValueError, match=r"points \(4, 5\) and contexts \(2,\) do not fit together"):
+        flow.log_prob(x, context=context[:2])
+
+
+def test_a_likelihood_of_a_plain_flow_draws_nothing() -> None:
+    flow, x = build_model("nsf", features=2, layers=1, hidden=[8]), torch.randn(4, 2)
+    state = torch.get_rng_state()
+    assert torch.allclose(torch.func.vmap(flow.log_prob)(x), flow.log_prob(x), atol=1e-6)
+    assert torch.equal(torch.get_rng_state(), state)
+    with pytest.raises(TypeError, match="expected a tensor; got a ndarray"):
+        flow.log_prob(x.numpy())  # type: ignore[arg-type]
 
 
 def test_context_rows_stay_with_their_points() -> None:

@@ -166,13 +166,12 @@ def estimate(
     if std_error is not None and not std_error > 0:
         raise ValueError(f"Flow: a standard error to reach must be above 0; got {std_error}.")
     _check_points(flow, x)
-    flow.check_context(context)
-    leading = leading_shape(x, flow.shape)
+    leading = _common_leading(leading_shape(x, flow.shape), flow.leading_of(context))
     if not leading.numel():
         return Estimate(*(x.new_empty(leading) for _ in Estimate._fields))
     if context is not None and flow.context_shape is not None:
         context = context.expand(*leading, *flow.context_shape).reshape(-1, *flow.context_shape)
-    rows = Rows(x.reshape(-1, *flow.shape), context)
+    rows = Rows(x.expand(*leading, *flow.shape).reshape(-1, *flow.shape), context)
     with torch.set_grad_enabled(_wants_gradient(flow, rows)):
         if flow.exact or std_error is None:
             result = _estimate_rows(flow, rows, samples, noise)
@@ -180,6 +179,17 @@ def estimate(
             result = _estimate_until(flow, rows, std_error, min_samples, max_samples, noise)
     log_prob, elbo, *others = (column.reshape(leading) for column in result)
     return Estimate(log_prob, elbo, *(column.detach() for column in others))
+
+
+def _common_leading(points: torch.Size, contexts: torch.Size) -> torch.Size:
+    """The leading dimensions of points and their contexts together."""
+    try:
+        return torch.broadcast_shapes(points, contexts)
+    except RuntimeError:
+        raise ValueError(
+            f"Flow: points {tuple(points)} and contexts {tuple(contexts)} do not fit together: give one "
+            "context, or one for each point."
+        ) from None
 
 
 def check_samples(samples: int) -> None:

@@ -222,14 +222,15 @@ class Flow(Density):
                 a widened q. A warning counts the points that miss the tolerance.
             min_samples: The fewest draws for one point, with `std_error`.
             max_samples: The most draws for one point, with `std_error`.
-            context: Context (*, context_shape) of a conditional density.
+            context: Context (*, context_shape) of a conditional density; dimensions * of x and context
+                are broadcast.
             seed: Seed of the draws; None for a random one.
             noise: Where the draws come from, in place of a seed.
         """
+        noise = noise or (Noise() if self.exact else RowNoise(seed))
+        limits = std_error, min_samples, max_samples
         with on(self):
-            return evaluate.estimate(
-                self, x, samples, std_error, min_samples, max_samples, context, noise or RowNoise(seed)
-            )
+            return evaluate.estimate(self, x, samples, *limits, context, noise)
 
     @torch.no_grad()
     @float32_products()

@@ -49,7 +49,9 @@ T = TypeVar("T")
 
 
 def check_shape(value: Tensor, shape: Shape, what: str) -> None:
-    """Refuse a tensor whose last dimensions are not `shape`."""
+    """Refuse what is no tensor, or one whose last dimensions are not `shape`."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{what}: expected a tensor; got a {type(value).__name__}.")
     if value.ndim < len(shape) or tuple(value.shape[value.ndim - len(shape) :]) != shape:
         wanted = ", ".join(["*", *map(str, shape)])
         raise ValueError(f"{what}: expected shape ({wanted}); got {tuple(value.shape)}.")
