@@ -428,7 +428,7 @@ def test_amortised_fits_follow_their_context() -> None:
         assert vi.evaluate(log_density, flow, 2000, context=context).elbo > -0.1
     with pytest.raises(UserError, match="takes them"):
         vi.fit(log_density, flow, steps=1)
-    with pytest.raises(UserError, match=r"expected rows of shape \(2,\); got \(1, 1000, 2\)"):
+    with pytest.raises(UserError, match=r"one context, of shape \(2,\); got \(1000, 2\)"):
         vi.evaluate(log_density, flow, context=contexts)
 
 
@@ -449,7 +449,7 @@ def test_an_interrupted_fit_goes_on_where_it_was(tmp_path: Path) -> None:
     assert torch.equal(whole, rest)
     for first, second in zip(flows[0].parameters(), flows[2].parameters(), strict=True):
         assert torch.equal(first, second)
-    with pytest.raises(UserError, match="other settings"):
+    with pytest.raises(UserError, match=r"other settings \(steps 30\)"):
         vi.fit(correlated, flows[2], **(how | {"steps": 40}), checkpoint=tmp_path / "fit")
     with pytest.raises(UserError, match="other settings"):
         vi.fit(correlated, cif(layers=3).float(), **how, checkpoint=tmp_path / "fit")

@@ -16,6 +16,7 @@ from torch.distributions.transforms import (
     CumulativeDistributionTransform,
     ExpTransform,
     SigmoidTransform,
+    StackTransform,
     StickBreakingTransform,
 )
 from torch.testing import assert_close
@@ -89,7 +90,9 @@ class NoLogDet(Transform):
         (AbsTransform(), ValueError, "AbsTransform is not bijective"),
         (StickBreakingTransform(), ValueError, r"does not map shape \(2,\) to itself"),
         (AffineTransform(0, 1, event_dim=2), ValueError, r"does not map shape \(2,\) to itself"),
-        (NoLogDet(), TypeError, "NoLogDet has no log_abs_det_jacobian"),
+        (NoLogDet(), TypeError, r"NoLogDet has no log_abs_det_jacobian\(x, z\) and no _inverse\(z\)\."),
+        (AffineTransform(torch.zeros(3), 1.0), ValueError, r"does not take x of shape \(2,\)"),
+        (StackTransform([ExpTransform().inv] * 2, dim=-1), ValueError, r"does not take x of shape"),
         (
             ComposeTransform([SigmoidTransform(), AffineTransform(nn.Parameter(torch.zeros(2)), 1.0)]),
             ValueError,
@@ -156,3 +159,14 @@ def test_a_cumulative_distribution_maps_to_its_interval() -> None:
     assert_close(
         flow.log_prob(x), torch.distributions.Normal(0, 1).log_prob(x).sum(-1), rtol=0, atol=1e-4
     )
+
+
+def test_a_transform_the_wrong_way_round_is_refused() -> None:
+    wrong = as_bijection(ExpTransform(), 2)
+    with pytest.raises(
+        ValueError, match=r"the last layer gives .*lower_bound=0.* alone: take the inverse"
+    ):
+        Flow([wrong])
+    Flow([as_bijection(ExpTransform().inv, 2)])
+    with pytest.warns(UserWarning, match="could not be inverted by ExpTransform"):
+        wrong.decode(torch.tensor([[1.0, -1.0]]))

@@ -71,6 +71,11 @@ class Flow(Density):
                     f"Flow: layer {index} ({type(before).__name__}) gives {before.noise_shape}, "
                     f"but what follows it ({type(after).__name__}) expects {after.shape}."
                 )
+        if layers and layers[-1].noise_range and isinstance(base, StandardNormal):
+            raise ValueError(
+                f"Flow: N(0, I) has all real numbers, and the last layer gives {layers[-1].noise_range} "
+                "alone: take the inverse (layers map data to noise), add a layer, or name another base."
+            )
         self.layers = module_list(layers)
         self.base = base
 
@@ -222,8 +227,7 @@ class Flow(Density):
                 a widened q. A warning counts the points that miss the tolerance.
             min_samples: The fewest draws for one point, with `std_error`.
             max_samples: The most draws for one point, with `std_error`.
-            context: Context (*, context_shape) of a conditional density; dimensions * of x and context
-                are broadcast.
+            context: Context (*, context_shape) of a conditional density; broadcast with x.
             seed: Seed of the draws; None for a random one.
             noise: Where the draws come from, in place of a seed.
         """

@@ -158,6 +158,11 @@ class Layer(nn.Module, ABC):
         return None
 
     @property
+    def noise_range(self) -> str | None:
+        """Where all z lie, in words, if that is less than all real numbers."""
+        return None
+
+    @property
     def exact(self) -> bool:
         """Whether log_weight needs no draws: p(x) = p(z) exp(log_weight) holds exactly."""
         return False

@@ -28,8 +28,8 @@ def as_bijection(yours: object, features: int | Shape, context_features: int = 0
     Arguments:
         yours: A module with `forward(x) -> (z, log_det)` and `inverse(z) -> x`, see `ModuleBijection`;
             a lazy transform of zuko's; or a `torch.distributions.Transform`, used as it is: its numbers
-            are not trained, and stay on their device. z must range over all real numbers once it meets
-            a base N(0, I), so `ExpTransform().inv` is for positive data.
+            are not trained, and stay on their device. Where z meets a base N(0, I) it must range over
+            all real numbers, so `ExpTransform().inv` is for positive data.
         features: Size of x, or its shape.
         context_features: Size of the context that the map takes; 0 for none.
 
@@ -51,7 +51,7 @@ def as_bijection(yours: object, features: int | Shape, context_features: int = 0
         return ZukoBijection(yours, features, context_features)
     if isinstance(yours, Transform):
         _check_transform(yours, as_shape(features), context_features)
-        return ZukoBijection(_Constant(yours), features)
+        return _TransformBijection(_Constant(yours), features)
     if isinstance(yours, nn.Module):
         return ModuleBijection(yours, features, context_features)
     raise TypeError(f"as_bijection: expected {EXPECTED}; got a {type(yours).__name__}.")
@@ -129,6 +129,16 @@ class _Constant(LazyTransform):  # type: ignore[misc]
         return self.transform
 
 
+class _TransformBijection(ZukoBijection):
+    """A torch transform, as it is."""
+
+    @property
+    def noise_range(self) -> str | None:
+        codomain = self.transform().codomain
+        far = torch.full(self.shape, 1e3)
+        return None if all(bool(codomain.check(z).all()) for z in (far, -far)) else str(codomain)
+
+
 @torch.no_grad()
 def _check_lazy(transform: LazyTransform, shape: Shape, context_features: int) -> None:
     """Refuse a transform that was built for other features or another context."""
@@ -137,7 +147,7 @@ def _check_lazy(transform: LazyTransform, shape: Shape, context_features: int) -
     try:
         transform(x.new_zeros(2, context_features) if context_features else None)(x)
     except (RuntimeError, TypeError, IndexError, AttributeError) as error:
-        given = f"a context of {context_features}" if context_features else "without a context"
+        given = f"with a context of {context_features}" if context_features else "without a context"
         raise ValueError(
             f"as_bijection: {type(transform).__name__} does not take x of shape {shape} {given}; was it "
             f"built for that? ({error})"
@@ -150,12 +160,27 @@ def _check_transform(transform: Transform, shape: Shape, context_features: int) 
         raise ValueError(f"as_bijection: {name} takes no context; a module or zuko transform can.")
     if not transform.bijective:
         raise ValueError(f"as_bijection: {name} is not bijective.")
-    if type(transform).log_abs_det_jacobian is Transform.log_abs_det_jacobian:
-        raise TypeError(f"as_bijection: {name} has no log_abs_det_jacobian(x, z).")
-    if transform.domain.event_dim > len(shape) or transform.forward_shape(shape) != shape:
+    own = {n for n in ("log_abs_det_jacobian", "_inverse", "inv") if _defines(transform, n)}
+    missing = [] if "log_abs_det_jacobian" in own else ["log_abs_det_jacobian(x, z)"]
+    missing += [] if own & {"_inverse", "inv"} else ["_inverse(z)"]
+    missing += [n for n in ("domain", "codomain") if not hasattr(transform, n)]
+    if missing:
+        raise TypeError(f"as_bijection: {name} has no {' and no '.join(missing)}.")
+    try:
+        fits = transform.domain.event_dim <= len(shape) and transform.forward_shape(shape) == shape
+        x = torch.full((2, *shape), 0.5)
+        z = _TransformBijection(_Constant(transform), shape).encode(x)[0] if fits else x
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"as_bijection: {name} does not take x of shape {shape} ({error}).") from None
+    if not fits:
         raise ValueError(f"as_bijection: {name} does not map shape {shape} to itself.")
-    if transform(torch.full(shape, 0.5)).requires_grad:
+    if z.requires_grad:
         raise ValueError(
             f"as_bijection: {name} holds tensors that require a gradient, which would not be trained: "
             "write an nn.Module, or use zuko's UnconditionalTransform."
         )
+
+
+def _defines(transform: Transform, name: str) -> bool:
+    """Whether a transform has a method of its own in place of the base class's."""
+    return getattr(type(transform), name) is not getattr(Transform, name)

@@ -176,8 +176,10 @@ class _State:
         tensors, kept = load_tensors(path)
         done = kept.pop("done", None)
         if kept != facts:
+            others = [f"{key} {kept.get(key)}" for key in facts if kept.get(key) != facts[key]]
             raise UserError(
-                f"{path} is of a fit with other settings ({kept}): remove it, or name another."
+                f"{path} is of a fit with other settings ({', '.join(others)}): remove it, or name "
+                "another."
             )
         self.flow.load_state_dict(_below("flow.", tensors))
         whole = self.adam.state_dict()
@@ -231,6 +233,10 @@ def evaluate(
     """
     if n < 2:
         raise UserError(f"An error needs at least two samples; got n = {n}.")
+    if context is not None and context.shape != flow.context_shape and flow.context_shape:
+        raise UserError(
+            f"evaluate takes one context, of shape {flow.context_shape}; got {tuple(context.shape)}."
+        )
     _check_context(flow, None if context is None else context[None])
     noise, parts, running = Noise.seeded(seed, flow.device), [], RunningEstimate(n)
     for start in range(0, n, CHUNK):
