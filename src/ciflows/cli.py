@@ -447,7 +447,7 @@ def impute(
     if as_json:
         show_json({"out": str(out), "rows": count, "gaps": gaps})
     found = ", ".join(f"{name} ({number})" for name, number in gaps.items())
-    say(f"Wrote {count} rows to {out}. Missing values were in {found or 'no column of the table'}.")
+    say(f"Wrote {count} rows to {out}. Filled in: {found or 'nothing, since no value was missing'}.")
 
 
 @app.command()

@@ -18,6 +18,8 @@ from ciflows.core.noise import Noise
 from ciflows.diagnostics import sandwich
 from ciflows.errors import UserError
 from ciflows.runs.run import Run
+from ciflows.tables import TableSettings
+from ciflows.tables.survey import survey_table
 from ciflows.tables.wrapped import Wrapped
 
 SMALL = {"layers": 1, "hidden": [16], "steps": 150, "validate_every": 50}
@@ -76,6 +78,14 @@ def test_values_wrap_around(runs: dict[float, Run]) -> None:
     turned = frame.with_columns(pl.col("hour") - 24)
     scores = [run.log_prob(each, 500, seed=0) for each in (frame, turned)]
     assert torch.allclose(*scores, atol=0.05)
+
+
+def test_values_that_go_round_more_than_once_are_told() -> None:
+    frame = hours(0.0, 100, 0)
+    said: list[str] = []
+    survey_table([frame], TableSettings(circular={"hour": "0:24"}), said.append)
+    survey_table([frame], TableSettings(circular={"hour": "0:12"}), said.append)
+    assert [sentence[:44] for sentence in said] == ["Farther than once around the circle: hour fr"]
 
 
 def test_the_mass_is_1() -> None:

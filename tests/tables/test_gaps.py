@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -233,12 +234,20 @@ def test_rows_with_too_few_effective_draws_are_refused(
 
 
 def test_the_commands(run: Run, table: pl.DataFrame, tmp_path: Path) -> None:
-    table.drop("spend").write_csv(tmp_path / "gaps.csv")
+    table.drop("spend").with_columns(note=None).write_csv(tmp_path / "gaps.csv")
     out = tmp_path / "filled.parquet"
     words = ["impute", str(run.path), str(tmp_path / "gaps.csv"), "-n", "3", "--out", str(out)]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
-    assert pl.read_parquet(out).shape == (36, 6)
+    assert pl.read_parquet(out).shape == (36, 7)
+    filled = sum(table[name].null_count() for name in ("a", "count", "kind", "year"))
+    text = result.output.partition("Filled in: ")[2]
+    assert sum(map(int, re.findall(r"\((\d+)\)", text))) == filled + 12
+    assert "spend (12)" in text
+    assert "note" not in text
+    table[:0].write_csv(tmp_path / "empty.csv")
+    words = ["impute", str(run.path), str(tmp_path / "empty.csv"), "--out", str(tmp_path / "none.csv")]
+    assert "Wrote 0 rows" in CliRunner().invoke(app, words).output
 
 
 def test_what_cannot_be_is_refused(run: Run) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["check_done", "check_missing", "estimate_gaps", "impute"]
+__all__ = ["DRAW", "check_done", "check_missing", "estimate_gaps", "impute"]
 
 from functools import partial
 from typing import Any

@@ -147,7 +147,7 @@ class Run:
         """
         gaps, schema = self.gaps, self.schema
         assert schema is not None
-        return impute(gaps, schema, x, self._with_names(read_frame(x)), n, seed)
+        return impute(gaps, schema, x, self.named(read_frame(x)), n, seed)
 
     def log_prob(self, x: TableLike, samples: int | None = None, seed: int | None = None) -> Tensor:
         """log p(x) of each row of a table: (rows,)."""
@@ -246,7 +246,7 @@ class Run:
                 "A run reads tables without gradients: give x.detach(). For gradients call "
                 "run.flow.log_prob(points) with points = run.rows(x.detach()).x.requires_grad_()."
             )
-        frame = self._with_names(read_frame(x))
+        frame = self.named(read_frame(x))
         return self.schema.encode(frame, self.weights in frame.columns, gaps=missing == "integrate")
 
     def _points(self, x: TableLike) -> Tensor:
@@ -268,7 +268,7 @@ class Run:
             )
         return points
 
-    def _with_names(self, frame: pl.DataFrame) -> pl.DataFrame:
+    def named(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Name columns that came without names: there must be as many as in training."""
         assert self.schema is not None
         table, order = self.config.table, self.schema.order

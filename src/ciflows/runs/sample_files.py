@@ -16,6 +16,7 @@ from ciflows.errors import UserError
 from ciflows.files import write_bytes
 from ciflows.optional import polars as pl
 from ciflows.pixels import image_grid, png
+from ciflows.runs.gaps import DRAW
 from ciflows.runs.run import Run, load_run
 from ciflows.tables import write_frame, write_table
 from ciflows.tables.categorical import Categorical
@@ -31,14 +32,21 @@ PICTURES = (".png", ".npy")
 def impute_data(
     folder: Path, data: Path, n: int, out: Path, seed: int, device: str
 ) -> tuple[int, dict[str, int]]:
-    """Write a table with its gaps filled; how many rows were written, and the gaps of each column."""
+    """Write a table with its gaps filled; how many rows were written, and how many gaps it filled.
+
+    A column that the table lacks is one gap a row; those of columns that the run does not know stay.
+    """
     check_output(out)
     run = load_run(folder, device)
     frame = read_frame(data)
     with errors_of(data):
+        frame = run.named(frame) if run.schema else frame
         filled = run.impute(frame, n, seed)
     write_frame(out, filled)
-    return len(filled), count_gaps(frame)
+    left = count_gaps(filled)
+    gaps = {name: count for name, count in count_gaps(frame).items() if name not in left}
+    lacking = [name for name in filled.columns if name not in (*frame.columns, DRAW)]
+    return len(filled), gaps | dict.fromkeys(lacking, len(frame))
 
 
 def sample_data(

@@ -96,7 +96,7 @@ def read_chunks(path: Path, size: int = CHUNK) -> Iterator[pl.DataFrame]:
     """The rows of a file, `size` at a time; a large file is never in memory as a whole."""
     if not is_large(path):
         frame, _ = _read_frame(path, None)
-        yield from frame.iter_slices(size)
+        yield from frame.iter_slices(size) if len(frame) else [frame]
         return
     suffix = path.suffix.lower()
     _check_input(path, suffix)

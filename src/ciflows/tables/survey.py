@@ -11,6 +11,7 @@ import numpy as np
 from ciflows.errors import UserError
 from ciflows.optional import polars as pl
 from ciflows.progress import Say, silent
+from ciflows.tables.circular import Circular
 from ciflows.tables.column import Column, Number, dtype_name
 from ciflows.tables.dates import is_date
 from ciflows.tables.facts import Facts, as_numbers
@@ -278,7 +279,7 @@ def _findings(
 ) -> list[str]:
     """What was found in the columns that their types do not say, a sentence for each kind of finding."""
     atoms, steps, bounds, few, far, names = [], [], [], [], [], []
-    grids, ties = [], []
+    grids, ties, turns = [], [], []
     for name, column in columns.items():
         fact = facts[name]
         if isinstance(column, Number):
@@ -292,6 +293,8 @@ def _findings(
             grids += [f"{name} to {column.grid:g}"] if column.grid else []
             outer = dict.fromkeys([*column.atoms[:2], *column.atoms[-2:]])
             far += [f"{name} {column.show(atom)}" for atom in outer if _is_far(fact, atom)]
+            if isinstance(column, Circular) and fact.high - fact.low > column.period:
+                turns += [f"{name} from {fact.low:g} to {fact.high:g}"]
         elif not fact.words:
             few.append(f"{name} ({column.levels} values)")
         if isinstance(column, Real) and name not in settings.given:
@@ -313,6 +316,7 @@ def _findings(
             ),
             ("Rounded in part: those values have a probability", grids, ". Set others with step."),
             ("Repeated values, treated as a density all the same", ties, "."),
+            ("Farther than once around the circle", turns, ": is its period right?"),
             ("Bounds found in the data", bounds, ". Set others with bounds."),
             ("Far from all other values and repeated, as codes for gaps are", far, "."),
             ("Whole numbers that are all different, as identifiers are", names, ": exclude those."),
