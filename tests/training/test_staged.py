@@ -20,7 +20,7 @@ from ciflows.training import TrainingSettings, fit_flow
 from ciflows.training.checkpoint import Checkpoints, load_tensors
 from ciflows.training.monitor import Monitor
 from ciflows.training.settings import suited_to_rows
-from ciflows.training.staged import Shares, fit_staged
+from ciflows.training.staged import Shares, _story, fit_staged
 
 INDEX = IndexSettings(affine_hidden=[16], prior_hidden=[16], posterior_hidden=[16])
 SETTINGS = TrainingSettings(
@@ -218,6 +218,7 @@ def test_the_best_of_several_flows_has_the_rest_of_the_time(
     assert staged.members == (1,)
     assert staged.flow is better
     assert steps.stages[:2] == [15, 15]  # a trial takes 15 % of the steps
+    assert steps.names[:3] == ["start 1", "start 2", "plain"]
     assert max(steps.stages) == 76  # all but the other one's trial and the index's part of the race
     too_short = SHORT.model_copy(update={"steps": 20})
     assert fit_staged(first, *blobs, too_short, INDEX, others=[better]).members == (0,)
@@ -227,10 +228,14 @@ def test_the_best_of_several_flows_has_the_rest_of_the_time(
 
 
 class _Steps(Monitor):
-    """Keeps the last step of each stage."""
+    """Keeps the last step and the name of each stage."""
 
     def __init__(self) -> None:
         self.stages: list[int] = []
+        self.names: list[str] = []
+
+    def stage(self, name: str) -> None:
+        self.names.append(name)
 
     def begin(self, step: int, steps: int, done: float) -> None:
         self.stages.append(step)
@@ -260,3 +265,16 @@ def test_the_result_is_a_mixture_where_that_is_ahead() -> None:
     truth = torch.logsumexp(log_probs, 0) - math.log(2)
     assert (staged.flow.log_prob(held_out) - truth).abs().mean() < 0.02
     assert staged.outcome.validation == pytest.approx(truth.mean().item(), abs=0.02)
+
+
+def test_a_stage_without_steps_is_not_shown(blobs: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    settings = SHORT.model_copy(update={"steps": 10})
+    for shown in ([10], []):
+        steps = _Steps()
+        fit_flow(plain_flow(), *blobs, settings, checkpoints=Checkpoints(tmp_path), monitor=steps)
+        assert steps.stages == shown
+
+
+def test_an_index_that_changed_nothing_is_not_said_to_be_measured() -> None:
+    assert "joined" in _story(False, IndexWorth(0.0, 0.0))
+    assert "-0.100 ± 0.010" in _story(False, IndexWorth(-0.1, 0.01))

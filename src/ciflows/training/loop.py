@@ -176,6 +176,7 @@ class _Training:
         self._prepare()
         progress = self.progress
         good, spare = self._state(), self._state()
+        self.monitor = Monitor() if self._finished() else self.monitor  # nothing to show
         self.monitor.begin(progress.step, self.settings.steps, self._done())
         try:
             while not self._finished():

@@ -23,6 +23,9 @@ OnValidation = Callable[[int, float], None]
 class Monitor:
     """Receives the events of training and ignores them; the base class of all monitors."""
 
+    def stage(self, name: str) -> None:
+        """What is trained from here on, where there are several stages."""
+
     def begin(self, step: int, steps: int, done: float) -> None:
         """Training starts after `step` of at most `steps` steps; the share `done` is complete."""
 
@@ -63,6 +66,9 @@ class RunMonitor(Monitor):
         shown: dict[str, Any] = {"loss": float("nan"), "validation": float("nan")}
         self.task = self.progress.add_task(title, total=1.0, step="", course="", **shown)
         self.scores: list[float] = []
+
+    def stage(self, name: str) -> None:
+        self.progress.update(self.task, description=name)
 
     def begin(self, step: int, steps: int, done: float) -> None:
         path = self.folder / "metrics.jsonl"

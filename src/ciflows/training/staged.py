@@ -13,10 +13,8 @@ make up for its longer steps, and the plain flow has all of the time.
 All goes on as if there were no stages: one schedule of the learning rate, one state of the optimiser.
 The index joins with a state of its own that is fresh.
 
-There may be several plain flows to choose from: other networks, or another base. How far a flow gets in
-little time depends on such things more than on an index, and no choice is best for all data. Each is
-trained for a short time first, and the best in validation has the rest of it. The others need not be
-wasted: the result is a mixture of them and of the best, where that is ahead of it.
+There may be several plain flows to choose from; none is best for all data. Each trains for a short
+time, and the best has the rest of it. The result is a mixture of all, where that is ahead of the best.
 """
 
 from __future__ import annotations
@@ -48,10 +46,8 @@ from ciflows.training.settings import TrainingSettings, suited_to_rows
 from ciflows.training.step import Step
 
 STILL_LEARNING = 0.02  # nats that a plain flow gains in a race's time: above it an index costs too much
-LEAST_GAIN, LEAST_NATS = (
-    0.5,
-    0.002,
-)  # standard errors, and nats, by which an index or a mixture has to be ahead
+LEAST_GAIN, LEAST_NATS = 0.5, 0.002  # standard errors and nats that an index or a mixture has to gain
+STAGES = "plain", "indexed"
 TRIAL = 0.15  # of all steps or minutes, for each flow to choose from; earlier on starts still differ
 LEAST_TRIAL = 10  # steps: fewer do not tell flows apart
 LEAST_SHARE = 0.02  # of a flow in the mixture at the end
@@ -155,12 +151,12 @@ class _Staged:
         processes: Processes,
     ) -> None:
         self.rows, self.shares, self.seed, self.processes = rows, shares, seed, processes
-        self.folder, self.monitor, self.clock = folder, monitor, clock
+        self.folder, self.monitor, self.clock = folder, monitor or Monitor(), clock
         self.settings = settings.model_copy(update={"objective": "elbo"})
         self.seconds = 0.0  # of trials of flows that were not the best
 
     def run(self, flows: Sequence[Flow], fixed: Sequence[Flow], index: IndexSettings) -> Staged:
-        trials = [_Trial(self, flow, f"plain-{number}") for number, flow in enumerate(flows)]
+        trials = [_Trial(self, flow, number) for number, flow in enumerate(flows, 1)]
         best = self.choose(trials) if len(flows) > 1 else 0
         staged = self.in_stages(trials[best], index)
         outcome = staged.outcome._replace(seconds=staged.outcome.seconds + self.seconds)
@@ -170,7 +166,7 @@ class _Staged:
 
     def choose(self, trials: Sequence[_Trial]) -> int:
         """Train each flow for a short time; the number of the best, which has the rest of it."""
-        outcomes = [self.train(trial.flow, trial.run, TRIAL) for trial in trials]
+        outcomes = [self.train(trial.flow, trial.run, TRIAL, trial.stage) for trial in trials]
         scores = [
             trial.start.better_of(trial.flow, outcome.validation)
             for trial, outcome in zip(trials, outcomes, strict=True)
@@ -199,7 +195,7 @@ class _Staged:
         flows = flow, self.join(flow, index, *runs)
         worth = IndexWorth(**self.kept("race.json", lambda: self.race(flows, runs)._asdict()))
         wins = _is_ahead(*worth)
-        outcome = self.train(flows[wins], runs[wins], 1.0)
+        outcome = self.train(flows[wins], runs[wins], 1.0, STAGES[wins])
         return Staged(flows[wins], outcome, wins, worth, _story(wins, worth))
 
     @torch.no_grad()
@@ -251,8 +247,8 @@ class _Staged:
     def race(self, flows: tuple[Flow, Flow], runs: tuple[Checkpoints, Checkpoints]) -> IndexWorth:
         """Train both for the same time; what the index adds then."""
         until = (self.shares.plain + self.shares.race) / sum(self.shares)
-        for flow, run in zip(flows, runs, strict=True):
-            self.train(flow, run, until)
+        for flow, run, stage in zip(flows, runs, STAGES, strict=True):
+            self.train(flow, run, until, stage)
         return self.worth(*flows)
 
     def kept(self, name: str, find: Callable[[], dict[str, float]]) -> dict[str, float]:
@@ -266,8 +262,9 @@ class _Staged:
                 write_json(path, found)
         return self.processes.from_main(lambda: read_json(path))
 
-    def train(self, flow: Flow, run: Checkpoints, until: float) -> Outcome:
+    def train(self, flow: Flow, run: Checkpoints, until: float, stage: str = STAGES[0]) -> Outcome:
         """Go on with a flow's training up to a share of it."""
+        self.monitor.stage(stage)
         return fit_flow(
             flow,
             *self.rows,
@@ -293,10 +290,11 @@ class _Staged:
 
 
 class _Trial:
-    """A plain flow to choose from, its first weights and its checkpoints."""
+    """A plain flow to choose from, counted from 1, its first weights and its checkpoints."""
 
-    def __init__(self, stages: _Staged, flow: Flow, name: str) -> None:
-        self.flow, self.run = flow, stages.checkpoints(name)
+    def __init__(self, stages: _Staged, flow: Flow, number: int) -> None:
+        self.flow, self.stage = flow, f"start {number}"
+        self.run = stages.checkpoints(f"plain-{number - 1}")
         self.start = Start(flow, stages.rows[1], stages.settings, stages.processes)
 
 
@@ -390,6 +388,8 @@ def _story(wins: bool, worth: IndexWorth) -> str:
     found = f"{worth.nats:+.3f} ± {worth.std_error:.3f} nats a row in validation"
     if wins:
         return f"The index helped the trained flow ({found}) and was kept."
+    if worth.nats == worth.std_error == 0:
+        return "Validation did not improve once an index joined, so the flow has none."
     return f"The index did not help the trained flow ({found}) and was dropped."
 
 
