@@ -378,6 +378,7 @@ def test_atoms_and_steps_are_found_said_and_overridden() -> None:
     spend = np.where(rng.random(500) < 0.4, 0.0, rng.lognormal(size=500))
     frame = pl.DataFrame({"spend": spend, "price": np.round(rng.gamma(2, 3, 500) / 0.05) * 0.05})
     schema, said = survey(frame)
+    assert said[0] == "Columns: 1 real (spend), 1 lattice (price)."
     spent, price = schema.columns
     assert isinstance(spent, Real)
     assert (spent.atoms, spent.low) == ((0.0,), 0.0)
@@ -439,7 +440,7 @@ def test_codes_for_gaps_identifiers_and_words_among_numbers_are_named() -> None:
     values = np.where(rng.random(400) < 0.03, -999.0, rng.normal(20, 3, 400))
     frame = pl.DataFrame({"id": np.arange(400) + 7, "t": values})
     _, said = survey(frame)
-    assert any("codes for gaps" in sentence and "t -999" in sentence for sentence in said)
+    assert any("codes for missing" in sentence and "t -999" in sentence for sentence in said)
     assert any("identifiers" in sentence and "id" in sentence for sentence in said)
     words = pl.DataFrame({"kind": ["a", "b"] * 200, "same": ["a", "b"] * 200, "k": rng.poisson(9, 400)})
     _, said = survey(words.with_columns(again=pl.col("k"), other=pl.col("k") + 1))

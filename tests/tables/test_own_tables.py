@@ -207,7 +207,7 @@ def test_constants_are_set_aside_and_given_back() -> None:
     said: list[str] = []
     frame = mixed(100).select("height", pl.lit(7).alias("unit"), pl.lit("x").alias("mark"))
     schema = survey_table([frame], PLAIN_TABLE, said.append)
-    assert said == ["Set aside what is constant: unit = 7, mark = x."]
+    assert said == ["Left out, because constant: unit = 7, mark = x.", "Columns: 1 real (height)."]
     back = schema.decode(schema.encode(frame).x)
     assert back.schema == frame.schema
     assert back.drop("height").equals(frame.drop("height"))
@@ -467,7 +467,7 @@ def test_fit_score_and_sample_from_the_command_line(tmp_path: Path, command: Cal
     words = ["--set", "layers=1", "--set", "hidden=[8]", "--set", "steps=30", "--no-report"]
     options = ["--given", "city", "--bounds", "visits=0:", "--exclude", "member", "--weights", "w"]
     text = command("fit", "people.parquet", "--out", "run", *words, *options)
-    assert "Set aside what is constant: unit = 7." in text
+    assert "Left out, because constant: unit = 7." in text
     command("score", "run", "people.parquet", "--out", "scores.csv", "-m", "5")
     scores = pl.read_csv(tmp_path / "scores.csv")
     assert scores.columns == ["row", "log_prob", "std_error", "effective_samples"]

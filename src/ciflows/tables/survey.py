@@ -12,7 +12,7 @@ from ciflows.errors import UserError
 from ciflows.optional import polars as pl
 from ciflows.progress import Say, silent
 from ciflows.tables.circular import Circular
-from ciflows.tables.column import Column, Number, dtype_name
+from ciflows.tables.column import MOST_NAMED, Column, Number, dtype_name
 from ciflows.tables.dates import is_date
 from ciflows.tables.facts import Facts, as_numbers
 from ciflows.tables.functions import find_function, find_likely_function
@@ -188,13 +188,14 @@ def _schema(facts: dict[str, Facts], frame: pl.DataFrame, settings: TableSetting
         raise UserError(" ".join(refused[:MOST_REFUSED]))
     if constants:
         values = ", ".join(f"{constant.name} = {constant.shown}" for constant in constants)
-        say(f"Set aside what is constant: {values}.")
+        say(f"Left out, because constant: {values}.")
     if not [name for name in columns if name not in settings.given]:
         raise UserError("no column is left to model.")
     _check_functions(frame, facts, columns, settings, say)
     copies = [f"{name} (of {first})" for name, first in _copies(frame, columns).items()]
     if copies:
-        say(f"Copies of other columns, which tell nothing new: {', '.join(copies)}: exclude those.")
+        say(f"Copies of other columns: {', '.join(copies)}. Exclude them: they tell nothing new.")
+    say(_kinds_in_words(columns))
     for sentence in _findings(facts, columns, settings):
         say(sentence)
     return Schema(
@@ -307,22 +308,30 @@ def _findings(
     return [
         f"{what}: {', '.join(found)}{then}"
         for what, found, then in (
-            ("Taken for categories", few, "."),
-            ("Atoms: values that repeat have a probability", atoms, ". Set others with atoms."),
-            (
-                "Steps: each value has a probability",
-                steps,
-                ". Set others with step; 0 asks for a density.",
-            ),
-            ("Rounded in part: those values have a probability", grids, ". Set others with step."),
-            ("Repeated values, treated as a density all the same", ties, "."),
-            ("Farther than once around the circle", turns, ": is its period right?"),
-            ("Bounds found in the data", bounds, ". Set others with bounds."),
-            ("Far from all other values and repeated, as codes for gaps are", far, "."),
-            ("Whole numbers that are all different, as identifiers are", names, ": exclude those."),
+            ("Numbers with few values, taken for categories", few, "."),
+            ("Atoms, repeated values with a probability", atoms, ". To change: atoms."),
+            ("Steps, with a probability each", steps, ". To change: step; 0 asks for a density."),
+            ("Partly rounded, with probabilities there", grids, ". To change: step."),
+            ("Repeated values, still modelled as a density", ties, "."),
+            ("More than once around the circle", turns, ": is its period right?"),
+            ("Bounds found in the data", bounds, ". To change: bounds."),
+            ("Repeated far from all other values, perhaps codes for missing ones", far, "."),
+            ("Whole numbers, all different, perhaps identifiers", names, ". Exclude those that are."),
         )
         if found
     ]
+
+
+def _kinds_in_words(columns: Mapping[str, AnyColumn]) -> str:
+    """How many columns there are of each kind, and which."""
+    kinds: dict[str, list[str]] = {}
+    for name, column in columns.items():
+        kinds.setdefault(column.kind, []).append(name)
+    found = []
+    for kind, names in kinds.items():
+        shown = ", ".join([*names[:MOST_NAMED], "..."] if len(names) > MOST_NAMED else names)
+        found.append(f"{len(names)} {kind} ({shown})")
+    return f"Columns: {', '.join(found)}."
 
 
 def _atoms_in_words(fact: Facts, column: Number) -> str:
