@@ -173,8 +173,9 @@ def _scattered(points: Array, pair: Pair) -> Array:
 def _blurred(values: Array) -> Array:
     """Values smoothed along their first axis by a Gaussian."""
     kernel = np.exp(-0.5 * (np.arange(-5, 6) / 1.5) ** 2)
-    blur = partial(np.convolve, v=kernel / kernel.sum(), mode="same")
-    return np.asarray(np.apply_along_axis(blur, 0, values), dtype=np.float64)
+    blur = partial(np.convolve, v=kernel / kernel.sum())
+    blurred = np.apply_along_axis(blur, 0, values)[5:-5]  # "same" would lengthen fewer than 11 values
+    return np.asarray(blurred, dtype=np.float64)
 
 
 def _mass_level(density: Array, share: float) -> float:

@@ -20,8 +20,9 @@ from ciflows.report.column_plots import Feature, Part, draw_marginal, draw_pair
 from ciflows.report.grids import Entry
 from ciflows.report.page import Block, Picture, make_picture, set_number
 from ciflows.report.plots import PANEL
+from ciflows.tables.column import Column
 from ciflows.tables.read import own_names
-from ciflows.tables.values import column_values
+from ciflows.tables.values import column_values, given_values
 
 if TYPE_CHECKING:
     from ciflows.datasets import Dataset
@@ -41,6 +42,8 @@ class Columns(NamedTuple):
         differences: For each column and model, the largest difference of the distribution functions of
             test rows and samples.
         limit: What chance explains of the largest of a model's differences, 19 times out of 20.
+        conditions: The given columns of a conditional density.
+        given: Their values in the rows for pictures (rows, conditions).
     """
 
     features: list[Feature]
@@ -49,6 +52,19 @@ class Columns(NamedTuple):
     drawn: list[Array]
     differences: Array
     limit: float
+    conditions: list[Feature]
+    given: Array
+
+    def with_given(self) -> Columns:
+        """The given columns before the others, those of a row beside all samples for it."""
+        if not self.conditions:
+            return self
+        beside = [np.tile(self.given, (len(x) // len(self.given), 1)) for x in self.drawn]
+        return self._replace(
+            features=[*self.conditions, *self.features],
+            shown=np.hstack([self.given, self.shown]),
+            drawn=[np.hstack(parts) for parts in zip(beside, self.drawn, strict=True)],
+        )
 
     def misfits(self, model: int) -> list[str]:
         """The columns whose samples differ from the data by more than chance, the worst first."""
@@ -71,7 +87,11 @@ def compare_columns(entries: Sequence[Entry], seed: int) -> Columns:
     limit = chance(count, len(drawn[0]), test.shape[1])
     shown = test if rows.context is not None else column_values(dataset.schema, _shown(dataset))
     names = [entry.name for entry in entries]
-    return Columns(_features(dataset), shown, names, drawn, np.array(pairs).T, limit)
+    conditions, given = [], np.empty((len(shown), 0))
+    if dataset.schema is not None and rows.context is not None:
+        conditions = [_feature(column) for column in dataset.schema.given]
+        given = given_values(dataset.schema, rows.context)
+    return Columns(_features(dataset), shown, names, drawn, np.array(pairs).T, limit, conditions, given)
 
 
 def columns_block(columns: Columns) -> Block:
@@ -90,9 +110,10 @@ def columns_block(columns: Columns) -> Block:
 
 
 def pairs_block(columns: Columns) -> Block:
-    """The pairs of columns that depend most on each other in the data."""
+    """The pairs of columns that depend most on each other in the data; not two given ones."""
+    given, columns = len(columns.conditions), columns.with_given()
     cells = [_binned(f, x) for f, x in zip(columns.features, columns.shown.T, strict=True)]
-    pairs = itertools.combinations(range(len(cells)), 2)
+    pairs = (pair for pair in itertools.combinations(range(len(cells)), 2) if pair[1] >= given)
     strength = {(i, j): cramers_v(cells[i], cells[j]) for i, j in pairs}
     chosen = sorted(strength, key=lambda pair: -strength[pair])[:MOST_PAIRS]
     if not chosen:
@@ -165,10 +186,12 @@ def _features(dataset: Dataset) -> list[Feature]:
     if dataset.schema is None:
         names = [*dataset.columns, *own_names(dataset.features)][: dataset.features]
         return [Feature(name) for name in names]
-    return [
-        Feature(c.name, c.words, c.levels is not None, getattr(c, "step", 0.0))
-        for c in dataset.schema.columns
-    ]
+    return [_feature(column) for column in dataset.schema.columns]
+
+
+def _feature(column: Column) -> Feature:
+    discrete = column.levels is not None
+    return Feature(column.name, column.words, discrete, getattr(column, "step", 0.0))
 
 
 # -- measures ----------------------------------------------------------------------------------------

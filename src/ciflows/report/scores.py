@@ -127,7 +127,9 @@ def _cells(entry: Entry, places: list[int]) -> tuple[list[str], list[list[str]]]
     if dataset.schema is None:
         names, rows = list(dataset.columns), codes.flatten(1).tolist()
     else:
-        frame = dataset.schema.decode(codes)
+        context = dataset.rows("test")[torch.tensor(places)].context
+        given = None if context is None else dataset.schema.decode_given(context)
+        frame = dataset.schema.decode(codes, given)
         names, rows = frame.columns, frame.rows()
     words = [[f"{x:.6g}" if isinstance(x, float) else str(x) for x in row[:MOST_SHOWN]] for row in rows]
     return names[:MOST_SHOWN], words

@@ -117,7 +117,8 @@ def _columns(columns: Columns, model: int) -> list[Finding]:
     misfits, count = columns.misfits(model), len(columns.features)
     if not misfits:
         worst = set_number(columns.differences[:, model].max(), "{:.2f}")
-        return [Finding(True, f"All {count} columns match the test rows (largest difference {worst}).")]
+        which = "The column matches" if count == 1 else f"All {count} columns match"
+        return [Finding(True, f"{which} the test rows (largest difference {worst}).")]
     named = ", ".join(misfits[:4]) + (" and others" if len(misfits) > 4 else "")
     verb = "does" if len(misfits) == 1 else "do"
     short = f"{len(misfits)} of {count} columns {verb} not"

@@ -104,6 +104,9 @@ class Categorical(Column):
     def context(self, values: pl.Series) -> Array:
         return np.eye(len(self.categories), dtype=np.float32)[self.encode(values).astype(int)]
 
+    def from_context(self, context: Array) -> Array:
+        return context.argmax(1).astype(np.float64)
+
     def _type(self) -> Any:
         return pl.Enum(self.words) if self.dtype == "Enum" else super()._type()
 

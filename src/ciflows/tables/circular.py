@@ -77,6 +77,10 @@ class Circular(Number):
         angle = 2 * math.pi * (as_numbers(values) - self.low) / self.period
         return np.stack([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
 
+    def from_context(self, context: Array) -> Array:
+        turns = np.arctan2(context[:, 1], context[:, 0]) / (2 * math.pi)
+        return self.low + self.period * np.mod(turns, 1)
+
     def encode(self, values: pl.Series) -> Array:
         numbers = as_numbers(values)
         wrapped = self._wrapped(numbers)

@@ -78,6 +78,10 @@ class Column(Settings):
     def context(self, values: pl.Series) -> Array:
         """Values as float32 numbers (rows, context_features) to condition on."""
 
+    @abstractmethod
+    def from_context(self, context: Array) -> Array:
+        """The numbers (rows,), or levels, that a `context` was made from, to its single precision."""
+
     def empty(self, rows: int) -> pl.Series:
         """A column of `rows` gaps."""
         return self._series([None] * rows)
@@ -113,6 +117,9 @@ class Number(Column):
     def context(self, values: pl.Series) -> Array:
         numbers = (as_numbers(values) - self.centre) / self.spread
         return np.arcsinh(numbers).astype(np.float32)[:, None]
+
+    def from_context(self, context: Array) -> Array:
+        return np.sinh(context[:, 0]) * self.spread + self.centre
 
     def encode(self, values: pl.Series) -> Array:
         return as_numbers(values)

@@ -189,6 +189,13 @@ class Schema(Settings):
             series |= {column.name: given[column.name][places] for column in self.given}
         return pl.DataFrame([series[name] for name in self.order if name in series])
 
+    def decode_given(self, context: Tensor) -> pl.DataFrame:
+        """Contexts (rows, context_features) as a table of the given columns, to single precision."""
+        ends = np.cumsum([column.context_features for column in self.given])
+        parts = np.split(context.double().cpu().numpy(), ends[:-1], axis=1)
+        each = zip(self.given, parts, strict=True)
+        return pl.DataFrame({c.name: c.decode(c.from_context(part)) for c, part in each})
+
     def _with_nulls(self, frame: pl.DataFrame, weights: bool) -> pl.DataFrame:
         """The columns that matter, with nulls for all that is missing, infinite or not there."""
         frame = self.select(self.completed(frame), weights)

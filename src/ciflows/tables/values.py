@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["column_values"]
+__all__ = ["column_values", "given_values"]
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,5 +23,15 @@ def column_values(schema: Schema | None, codes: Tensor) -> NDArray[np.float64]:
     columns = [
         numbers[:, i] if column.words else as_numbers(column.decode(numbers[:, i]))
         for i, column in enumerate(schema.columns)
+    ]
+    return np.stack(columns, axis=1)
+
+
+def given_values(schema: Schema, context: Tensor) -> NDArray[np.float64]:
+    """Contexts (rows, context_features) as values of the given columns (rows, columns), likewise."""
+    frame = schema.decode_given(context)
+    columns = [
+        column.encode(frame[column.name]) if column.words else as_numbers(frame[column.name])
+        for column in schema.given
     ]
     return np.stack(columns, axis=1)
