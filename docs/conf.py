@@ -88,8 +88,8 @@ def plain_docstrings(
     if isinstance(obj, type) and issubclass(obj, BaseModel):
         fields = obj.model_fields.items()
         lines += ["Arguments:", *(f"    {key}: {field.description}" for key, field in fields), ""]
-    # An empty first line, since napoleon takes what stands before a colon there for a property's type.
-    lines[:] = [*([""] if what == "property" else []), *as_rest(lines)]
+    # An empty comment first: napoleon takes what stands before a colon there for a property's type.
+    lines[:] = [*(["..", ""] if what == "property" else []), *as_rest(lines)]
 
 
 def plain_aliases(

@@ -26,6 +26,7 @@ WORDS = {
     "quantile": "questions",
     "calibration": "questions",
     "cite": "cite",
+    "bibtex": "cite",
     "missing": "missing",
     "GPU": "install",
     "model": "which-model",
