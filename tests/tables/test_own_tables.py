@@ -520,7 +520,7 @@ def test_the_worst_fitting_column_comes_first() -> None:
     assert gaps[0, 0] < limit < gaps[1, 0]
     features = [report_columns.Feature("good"), report_columns.Feature("bad")]
     found = report_columns.Columns(
-        features, data, ["m"], [model], gaps, report_columns.chance(2000, 2000, 2)
+        features, data, ["m"], [model], gaps, limit, conditions=[], given=np.empty((2000, 0))
     )
     assert found.worst_first() == [1, 0]
     assert found.misfits(0) == ["bad"]
