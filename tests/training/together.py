@@ -7,6 +7,9 @@ import math
 import os
 import signal
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from ciflows.core.noise import Noise, ShareNoise
 from ciflows.core.objectives import ELBO
 from ciflows.core.rows import Rows
 from ciflows.datasets import SYNTHETIC
+from ciflows.errors import LostProcessError
 from ciflows.training import Outcome, TrainingSettings, fit_flow
 from ciflows.training.checkpoint import Checkpoints
 from ciflows.training.monitor import Monitor
@@ -174,13 +178,25 @@ def killed(folder: Path, processes: Processes) -> None:
         train("cif-maf", 100, processes, folder / "killed")
 
 
+@contextmanager
+def slow_to_print() -> Iterator[None]:
+    """Let torchrun's request to end come before the error is printed."""
+    try:
+        yield
+    except LostProcessError:
+        time.sleep(1)
+        raise
+
+
 def main() -> None:
     torch.set_num_threads(1)
     folder = Path(sys.argv[2])
-    with join_processes() as processes:
-        if sys.argv[1] == "killed":
+    if sys.argv[1] == "killed":
+        with slow_to_print(), join_processes() as processes:
             killed(folder, processes)
-        elif sys.argv[1] == "long":
+        return
+    with join_processes() as processes:
+        if sys.argv[1] == "long":
             equal(folder, dict.fromkeys(SMALL, 200), processes)
         else:
             equal(folder, {"cif-resflow": 20, "maf": 20, "cif-nsf": 20}, processes)

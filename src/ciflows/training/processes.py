@@ -260,12 +260,13 @@ def join_processes() -> Iterator[Processes]:
     before = signal.signal(signal.SIGTERM, _end_on_request)
     try:
         yield here()
-    except Exception:
-        if not _is_first(store, rank):
+        signal.signal(signal.SIGTERM, before)
+    except BaseException as error:
+        _ignore_requests_to_end()  # for good: the reason is yet to be printed
+        if isinstance(error, Exception) and not _is_first(store, rank):
             raise SystemExit(1) from None
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
         dist.destroy_process_group()
 
 
