@@ -213,6 +213,18 @@ def test_a_frame_of_bad_rows_alone_has_nulls(run: Run) -> None:
         score_frame(run, spoil(people(4)), ScoreSettings(on_bad_row="fail"))
 
 
+@pytest.mark.parametrize("way", ["null", "drop"])
+def test_a_part_of_bad_rows_alone_ends_no_job(
+    way: str, files: pl.DataFrame, tmp_path: Path, command: Callable[..., str]
+) -> None:
+    gap = pl.lit(None, pl.Float64)
+    people(30, 2).with_columns(height=gap).write_parquet(tmp_path / "big" / "1.parquet")
+    assert len(files) == 400
+    words = ["score", "run", "big", "--out", "scores", "-m", "6", "--on-bad-row", way]
+    assert "30 rows could not be scored" in command(*words)
+    assert len(read(tmp_path / "scores").drop_nulls()) == 370
+
+
 def test_samples_in_many_files(files: pl.DataFrame, tmp_path: Path, command: Callable[..., str]) -> None:
     command("sample", "run", "-n", "250", "--out", "one", "--seed", "2")
     command("sample", "run", "-n", "150", "--out", "two", "--seed", "2")
