@@ -216,6 +216,24 @@ def test_pandas_in_pandas_out(run: Run, table: pl.DataFrame) -> None:
     assert run.scores(frame, missing="integrate").index.equals(frame.index)
 
 
+def test_types_that_cannot_hold_the_draws_give_way(run: Run) -> None:
+    """Column a has real values: a table with 0 and 1 there alone must not round its draws."""
+    a: list[int | None] = [0, 1, *[None] * 200]
+    kinds = pl.Series(["x", *[None] * 201], dtype=pl.Enum(["x"]))
+    table = pl.DataFrame({"a": a, "kind": kinds})
+    filled = run.impute(table, seed=0)
+    wanted = run.impute(table.cast({"a": pl.Float64, "kind": pl.String}), seed=0)
+    assert filled.equals(wanted)
+    assert run.impute(table[:2], seed=0).schema["a"] == pl.Int64
+    assert set(run.impute(table[:3], 20, seed=0)["kind"]) == {"x", "y"}
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": pandas.array(a, dtype="Int64"), "kind": ["x", *[None] * 201]})
+    frame["kind"] = frame["kind"].astype("category")
+    same = run.impute(frame, seed=0)
+    assert same["a"].tolist() == wanted["a"].to_list()
+    assert same["kind"].tolist() == wanted["kind"].to_list()
+
+
 def test_rows_with_too_few_effective_draws_are_refused(
     run: Run, table: pl.DataFrame, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

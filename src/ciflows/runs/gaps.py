@@ -106,8 +106,16 @@ def _fill(frame: pl.DataFrame, values: pl.DataFrame, schema: Schema, missing: An
         else:
             (there,) = frame.select(filled(frame.select(name)))
             gap = pl.Series(_gaps(schema, name, ~there.to_numpy(), missing))
-            series.append(values[name].cast(frame.schema[name]).zip_with(gap, frame[name]).alias(name))
+            dtype = _type_for(values[name].filter(gap), frame.schema[name])
+            drawn, own = (table[name].cast(dtype, strict=False) for table in (values, frame))
+            series.append(drawn.zip_with(gap, own).alias(name))
     return frame.with_columns(series)
+
+
+def _type_for(drawn: pl.Series, own: pl.DataType) -> pl.DataType:
+    """A column's own type, or that of the draws if it cannot hold them, as integers cannot hold 0.5."""
+    again = drawn.cast(own, strict=False).cast(drawn.dtype, strict=False)
+    return own if own.is_float() or own.is_decimal() or again.equals(drawn) else drawn.dtype
 
 
 def _fill_pandas(data: Any, values: pl.DataFrame, schema: Schema, missing: Any) -> Any:
@@ -120,11 +128,22 @@ def _fill_pandas(data: Any, values: pl.DataFrame, schema: Schema, missing: Any) 
             continue
         gap = _gaps(schema, name, data[name].isna().to_numpy(), missing)
         if gap.any():
-            column = data[name].copy()
-            dtype = column.dtype.type if column.dtype.kind == "f" else object
-            column[gap] = np.array(drawn, dtype=dtype)[gap]
+            dtype = data[name].dtype.type if data[name].dtype.kind == "f" else object
+            chosen = np.array(drawn, dtype=dtype)[gap]
+            column = _wide_enough(data[name], chosen)
+            column[gap] = chosen
             result[name] = column
     return result
+
+
+def _wide_enough(column: Any, drawn: Any) -> Any:
+    """A copy of a pandas column in a type that can hold the draws."""
+    if hasattr(column, "cat"):
+        known = column.cat.categories
+        return column.cat.add_categories([word for word in dict.fromkeys(drawn) if word not in known])
+    if column.dtype.kind in "iu" and any(value != int(value) for value in drawn):
+        return column.astype("Float64")
+    return column.copy()
 
 
 def _gaps(schema: Schema, name: str, empty: Any, missing: Any) -> Any:
@@ -136,7 +155,7 @@ def _join(parts: list[pl.DataFrame]) -> pl.DataFrame:
     """One table, or several below each other with their number in front."""
     for number, part in enumerate(parts if len(parts) > 1 else (), start=1):
         part.insert_column(0, pl.Series(DRAW, np.full(len(part), number)))
-    return pl.concat(parts)
+    return pl.concat(parts, how="vertical_relaxed")
 
 
 def _join_pandas(parts: list[Any]) -> Any:
