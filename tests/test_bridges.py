@@ -184,6 +184,33 @@ def test_a_flow_guides_a_pyro_model() -> None:
 
 
 @quiet
+@pytest.mark.parametrize("name", ["maf", "cif-maf"])
+def test_a_flow_is_a_site_of_a_pyro_model(name: str) -> None:
+    pytest.importorskip("pyro", reason="Pyro is not installed")
+    import pyro
+    from pyro.poutine import trace
+
+    from ciflows.bridges.pyro import PyroFlow
+
+    prior = ciflows.build_model(name, features=2, layers=1, hidden=[8])
+    flow = ciflows.build_model(name, features=2, context_features=2, layers=1, hidden=[8])
+    y = torch.randn(6, 2)
+
+    def model() -> Tensor:
+        with pyro.plate("rows", 6):
+            theta = pyro.sample("theta", PyroFlow(prior, seed=0))
+            pyro.sample("y", PyroFlow(flow, theta, seed=0), obs=y)
+        return theta
+
+    found = trace(model).get_trace()
+    theta = found.nodes["_RETURN"]["value"]
+    assert theta.shape == (6, 2)
+    wanted = [prior.distribution(seed=0).log_prob(theta), flow.distribution(theta, seed=0).log_prob(y)]
+    assert torch.allclose(found.log_prob_sum(), sum(wanted).sum())
+    assert PyroFlow(flow, theta).to_event(1).event_shape == (6, 2)
+
+
+@quiet
 def test_the_page_of_pyro_runs() -> None:
     pytest.importorskip("pyro", reason="Pyro is not installed")
     import pyro

@@ -6,12 +6,15 @@ that stands in it but a sample with its own log-weight:
     x, log_weight = flow.rsample_with_log_weight(1)
     pyro.sample("x", Delta(x[0], log_weight[0], event_dim=1))
 
-`AutoFlow` does this for all of a model's variables at once.
+`AutoFlow` does this for all of a model's variables at once. In the model itself, not in its guide, a
+flow is a `PyroFlow`:
+
+    pyro.sample("y", PyroFlow(flow, context), obs=y)
 """
 
 from __future__ import annotations
 
-__all__ = ["AutoFlow", "WeighedSamples"]
+__all__ = ["AutoFlow", "PyroFlow", "WeighedSamples"]
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -20,11 +23,13 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from ciflows.core.distribution import FlowDistribution
 from ciflows.core.flow import Flow
 from ciflows.errors import UserError, missing_package
 
 try:
     from pyro.distributions import TorchDistribution
+    from pyro.distributions.torch_distribution import TorchDistributionMixin
     from pyro.infer.autoguide import AutoContinuous
 except ModuleNotFoundError as error:
     raise UserError(missing_package(error)) from error
@@ -57,6 +62,14 @@ class AutoFlow(AutoContinuous):
     def get_posterior(self, *args: Any, **kwargs: Any) -> WeighedSamples:
         """All variables (latent_dim,) at once."""
         return WeighedSamples(self.flow)
+
+
+class PyroFlow(FlowDistribution, TorchDistributionMixin):  # type: ignore[misc, override, unused-ignore]
+    """`flow.distribution(context)` with what Pyro asks of a model's distributions.
+
+    Arguments are those of `FlowDistribution`. `log_prob` of a flow with indices bounds log p(x) from
+    below on average, and so does a bound that contains it; a guide needs the other side, see `AutoFlow`.
+    """
 
 
 class WeighedSamples(TorchDistribution):

@@ -89,7 +89,7 @@ class FlowDistribution(Distribution):
         """The same density with a larger batch shape."""
         if _instance is not None:
             raise NotImplementedError("FlowDistribution: a subclass has to expand itself.")
-        new = FlowDistribution(self.flow, self.context, self.samples, self.seed)
+        new = type(self)(self.flow, self.context, self.samples, self.seed)
         if self.context is not None and self.flow.context_shape is not None:
             new.context = self.context.expand(*batch_shape, *self.flow.context_shape)
         new._batch_shape = torch.Size(batch_shape)
