@@ -76,6 +76,7 @@ class Bound:
         (VarGrad; Richter et al., 2020). It makes samples likelier whose ratio r is above the mean. So it
         moves mass between modes, where the gradient of a path does so only by the few samples that lie
         between them, and which clipping and Adam make light of. It too is zero for a perfect fit.
+        Ratios further than 10 from the mean count as 10 from it: that biases gradients of a poor fit.
         """
         self.check_by_weights()
         record = RecordingNoise((noise or Noise()).generator)
