@@ -99,7 +99,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     parts.PART_ROWS = given.part_rows
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     settings = ScoreSettings(std_error=given.std_error)
     for _ in range(given.turns):
         one, *others = (measure(given.run, given.data, settings, workers) for workers in given.workers)

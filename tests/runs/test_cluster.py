@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ from test_parts import files, read, run, spoil
 from test_score import people
 
 from ciflows.errors import UserError
+from ciflows.runs import cluster
 from ciflows.runs.engines import Engine, run_job
 from ciflows.runs.parts import plan_scores
 from ciflows.runs.run import Run
@@ -31,7 +33,7 @@ WORKER = "ray::MapWorker"
 
 @pytest.fixture(scope="module", autouse=True)
 def _ray() -> Iterator[None]:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     ray.data.DataContext.get_current().enable_progress_bars = False
     yield
     ray.shutdown()
@@ -113,6 +115,27 @@ def test_a_cluster_that_does_not_answer_is_told_before_anything_is_written(
     words = ["score", "run", "big", "--out", "x", "--engine", "ray", "--ray-address", address]
     assert f"No Ray cluster answers at {address}" in command(*words, code=1)
     assert not (tmp_path / "x").exists()
+
+
+def test_without_an_address_no_other_cluster_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda address=None, **_: asked.append(address))
+    cluster.start_ray(None, 1)
+    assert asked == ["local"]
+
+
+@pytest.mark.usefixtures("files")
+def test_a_full_disk_is_told_in_a_sentence(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "part-000000.parquet")
+
+    monkeypatch.setattr(cluster, "make_part", fail)
+    job = plan_scores(run, str(tmp_path / "big"), tmp_path / "out", ScoreSettings(), ())
+    (error,) = cluster.PartMaker(job)({"number": [0]})["error"]
+    assert error == "part-000000.parquet: No space left on device. What was written before is kept."
 
 
 def test_a_dataset_is_scored(run: Run, tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ class PartMaker:
             make_part(self.run, self.job, self.job.parts[number])
         except UserError as error:  # as text: what the user did wrong, no process may try again
             return str(error)
+        except OSError as error:  # nor where a disk is full
+            return f"{error.filename}: {error.strerror or error}. What was written before is kept."
         return ""
 
 
@@ -84,6 +86,8 @@ def make_parts_with_ray(
     import ray
 
     ray.data.DataContext.get_current().enable_progress_bars = not quiet
+    if quiet:
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
     numbers = [{"number": part.number} for part in parts]
     made = ray.data.from_items(numbers, override_num_blocks=len(parts)).map_batches(
         PartMaker, fn_constructor_args=(job,), batch_size=1, **_pool(workers, len(parts))
@@ -148,13 +152,13 @@ def start_ray(address: str | None, workers: int | None) -> None:
 
     if ray.is_initialized():
         return
-    logging.getLogger("ray").setLevel(logging.WARNING)
     if address is None:
-        ray.init(num_cpus=workers, include_dashboard=False)
+        # without "local" Ray would join a cluster that happens to run here
+        ray.init("local", num_cpus=workers, include_dashboard=False, logging_level=logging.WARNING)
         return
     try:
         _check_answer(address)
-        ray.init(address=address)
+        ray.init(address=address, logging_level=logging.WARNING)
     except (OSError, ValueError) as error:
         raise UserError(f"No Ray cluster answers at {address}: start one, or correct it.") from error
 
