@@ -462,6 +462,12 @@ def test_settings_of_a_fit_that_mean_nothing_are_refused(name: str) -> None:
         vi.fit(correlated, cif(), **({"steps": 1} | {name: 0}))
 
 
+def test_a_flow_with_nothing_to_train_is_refused() -> None:
+    flow = Flow([Scale((2,), 2.0)])
+    with pytest.raises(UserError, match="no parameters to train"):
+        vi.fit(correlated, flow, steps=2)
+
+
 def test_densities_that_cannot_be_right_are_refused() -> None:
     flow = cif().float()
     with pytest.raises(UserError, match="one value a row"):

@@ -98,6 +98,8 @@ def fit(
         raise UserError(f"0 < first_power <= 1, 0 < learning_rate; got {first_power}, {learning_rate}.")
     if min(steps, batch, every) < 1:
         raise UserError(f"steps, batch and every are at least 1; got {steps}, {batch} and {every}.")
+    if not any(p.requires_grad for p in flow.parameters()):
+        raise UserError("The flow has no parameters to train.")
     facts: dict[str, Any] = {"steps": steps, "batch": batch, "draws": draws, "inner": inner}
     facts["parameters"] = sum(p.numel() for p in flow.parameters())
     facts |= {"learning_rate": learning_rate, "index_rate": index_rate, "anneal": anneal}
