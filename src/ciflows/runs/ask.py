@@ -126,8 +126,9 @@ def interval(
     hdr: the highest-density region, that is the shortest intervals that together hold the share. There
     may be several, so each has a row of its own with `row` (the row of `given`, from 0), `column`,
     `low`, `high` (both included), `mass`, `low_std_error` and `high_std_error`: first by row, then by
-    column, then from low to high. Values with a probability of their own come first. Columns on a circle
-    have such a region alone; if `low` is above `high`, the interval passes the seam.
+    column, then from low to high. Values with a probability of their own come first. Pieces that samples
+    cannot tell apart are joined: where the density is flat, they then hold more than the share. Columns
+    on a circle have such a region alone; if `low` is above `high`, the interval passes the seam.
 
     Arguments:
         level: The share, between 0 and 1.
