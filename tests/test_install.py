@@ -78,6 +78,13 @@ def test_command_names_the_extra_that_it_needs(words: list[str], extra: str, tmp
     assert "Traceback" not in text
 
 
+def test_python_names_the_extra_that_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "people.csv").write_text("a,b\n1,2\n3,4\n")
+    code, text = run(tmp_path, "-c", "import ciflows; ciflows.fit('people.csv')")
+    assert code == 1
+    assert 'polars is not installed. Run: pip install "ciflows[tables]"' in text
+
+
 def test_version_needs_no_installation(tmp_path: Path) -> None:
     """Metadata of an installed package are not read: a source tree has none."""
     blocked = "import importlib.metadata as m; m.version = None; from ciflows.cli import main; main()"

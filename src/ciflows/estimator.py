@@ -165,7 +165,7 @@ class CIFDensity(DensityMixin, BaseEstimator):
         run = load_run(path, device)
         schema, config = run.schema, run.config
         if schema is None or schema.given:
-            raise UserError(f"{path}: this is no density of a table's rows alone.")
+            raise UserError(f"{path}: expected the run of a table of numbers, without given columns.")
         words = [
             column.name
             for column in schema.columns

@@ -8,10 +8,16 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ciflows.errors import missing_package
+
 
 class _Package(ModuleType):
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(self.__name__), name)
+        try:
+            package = import_module(self.__name__)
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(missing_package(error), name=error.name) from error
+        return getattr(package, name)
 
 
 if TYPE_CHECKING:

@@ -25,6 +25,8 @@ from ciflows.report.plots import LIGHT, PANEL, draw_panel
 from ciflows.report.scores import score_rows
 from ciflows.report.verdict import Verdict, judge
 
+PARTS = ("train", "validation", "test")
+
 
 def normal_entry(test: Tensor, weight: Tensor | None = None, scale: float = 1.0, **facts: Any) -> Entry:
     """A model of two independent normal columns, beside some test rows."""
@@ -65,6 +67,15 @@ def test_what_is_wrong_is_named() -> None:
     assert any("too wide" in finding.advice for finding in wide.findings)
 
 
+def test_a_single_column_that_does_not_fit_is_not_counted() -> None:
+    dataset = normal_entry(rows()).dataset
+    alone = dataset._replace(**{part: getattr(dataset, part)[:, :1] for part in PARTS}, columns=("a",))
+    flow = Flow([Standardise(torch.zeros(1), torch.full((1,), 3.0))]).eval()
+    found = verdict(normal_entry(rows())._replace(flow=flow, dataset=alone))
+    assert found.headline == "maf: does not fit; no suspicious rows."
+    assert "The column does not match the test rows: a." in [f.words for f in found.findings]
+
+
 def test_weights_count() -> None:
     """Rows above 0 are twice too many, and have half the weight: the model of all rows fits."""
     data = torch.cat([rows(800), rows(800).abs(), rows(800).abs()])
@@ -83,7 +94,7 @@ def test_weights_count() -> None:
     [
         ([-3.0, -2.5, -2.0, -1.5, -1.4, -1.0, -0.5, 0.0], "still rising"),
         ([-3.0, -2.0, -1.0, -1.2, -1.4, -1.5, -1.6, -1.7], "peaked at step 30 of 80"),
-        ([-3.0, -2.0, -1.5, -1.1, -1.02, -1.01, -1.0, -1.0], "had settled"),
+        ([-3.0, -2.0, -1.5, -1.1, -1.02, -1.01, -1.0, -1.0], "Training settled"),
     ],
 )
 def test_training_is_judged_by_its_validation(values: list[float], words: str) -> None:
@@ -92,6 +103,17 @@ def test_training_is_judged_by_its_validation(values: list[float], words: str) -
     found = judge([entry], None, []).findings
     assert any(words in finding.words for finding in found)
     assert any("steps=160" in finding.command for finding in found) == ("rising" in words)
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"), [("", ""), ("[training]\nmax_minutes = 1.5\n", "--max-minutes 3 ")]
+)
+def test_longer_training_keeps_the_settings_and_takes_a_new_folder(config: str, limit: str) -> None:
+    history = [{"step": 10 * (k + 1), "validation": float(k)} for k in range(8)]
+    entry = normal_entry(rows(100))._replace(history=history, folder="runs/a", config=config)
+    commands = [finding.command for finding in judge([entry], None, []).findings]
+    longer = "ciflows fit set --config runs/a/config.toml --set steps=160"
+    assert f"{longer} {limit}--out runs/a-longer" in commands
 
 
 def test_gaps_leaks_and_loose_bounds_are_named() -> None:

@@ -139,5 +139,5 @@ def test_what_cannot_be_is_refused(run: Run, frame: pl.DataFrame) -> None:
         run.log_prob(frame.with_columns(since=pl.col("day")))
     with pytest.raises(UserError, match=r"times of day and durations .* clock \(Time\)"):
         ciflows.fit(frame.with_columns(clock=pl.col("when").dt.time()))
-    with pytest.raises(UserError, match="dates are no names"):
+    with pytest.raises(UserError, match="dates cannot be categorical"):
         ciflows.fit(frame, categorical=["day"])

@@ -182,7 +182,7 @@ def test_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:
 def test_paths_that_are_no_tables(tmp_path: Path) -> None:
     (tmp_path / "folder.csv").mkdir()
     assert refusal(tmp_path / "folder.csv").startswith("this is a folder; give a file that ends in .csv")
-    assert refusal(text_file(tmp_path, "a\n1\n", "bare")).startswith("no suffix")
+    assert refusal(text_file(tmp_path, "a\n1\n", "bare")).startswith("its name has no suffix")
     assert refusal(text_file(tmp_path, "a\n1\n", "book.xlsx")).startswith(".xlsx files cannot be read")
     assert refusal(tmp_path / "none.csv") == "there is no such file."
 

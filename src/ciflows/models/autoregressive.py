@@ -26,7 +26,7 @@ from ciflows.settings import Sizes
 def check_affine(features: int, index: IndexSettings | None) -> None:
     """Refuse a plain flow of affine layers over one column: it would be a Gaussian."""
     if features == 1 and index is None:
-        raise UserError("Affine layers make of one column nothing but a Gaussian: use nsf or resflow.")
+        raise UserError("With one column, affine layers give only a Gaussian: use nsf or resflow.")
 
 
 def feature_order(features: int, layer: int) -> Tensor:

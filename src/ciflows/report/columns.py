@@ -103,8 +103,8 @@ def columns_block(columns: Columns) -> Block:
     words = (
         "Do samples look like the data? Data are filled, samples are lines. The worst column is first. "
         "Its number is the largest difference between the distribution functions of test rows and "
-        f"samples, from 0 to 1. Chance explains up to {limit}. A misfit is above that and above "
-        f"{MISFIT}.{more}"
+        f"samples, from 0 to 1. Chance explains up to {limit}. A column above that and above "
+        f"{MISFIT} is a misfit.{more}"
     )
     return Block("Columns", words, [_marginal(columns, k) for k in order[:MOST_MARGINALS]])
 

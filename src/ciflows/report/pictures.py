@@ -55,8 +55,8 @@ def density_blocks(entries: Sequence[Entry], grids: Sequence[DensityGrid]) -> li
             f"{FEWEST_DRAWS} elsewhere."
         )
         log += (
-            " Far from the data, single bright cells stand for a thin haze: few draws find the little "
-            "mass there. Samples show it without that noise."
+            " Far from the data, single bright cells are noise: few draws find the little mass there. "
+            "Samples do not have this noise."
         )
     dots = dataset.test.double().cpu()
     return [

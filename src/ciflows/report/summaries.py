@@ -72,7 +72,12 @@ TRUST = (
     Row("ELBO", "the same from one draw; lower by what q(u | x) misses", "{:.3f}", "test.elbo"),
     Row("effective draws", "how many of the m carry weight", "{:.1f}", "test.effective_samples"),
     Row("heavy tails", "rows with k̂ > 0.7: their errors may be larger", "{:.1%}", "test.pareto_share"),
-    Row("sandwich", "nats that draws hide at most", "{:.2g}", "sandwich.gap ± sandwich.std_error"),
+    Row(
+        "sandwich",
+        "how far the log-likelihood may be too low, in nats",
+        "{:.2g}",
+        "sandwich.gap ± sandwich.std_error",
+    ),
     Row("probes' error", "from estimated log-determinants, in nats", "{:.2g}", "log_det.std_error"),
     Row("probes' bias", "likewise", "{:.2g}", "log_det.bias"),
 )

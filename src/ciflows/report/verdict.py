@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ciflows.files import parse_toml
 from ciflows.models.catalogue import index_pair
 from ciflows.report.columns import Columns
 from ciflows.report.grids import Entry
@@ -121,11 +122,14 @@ def _columns(columns: Columns, model: int) -> list[Finding]:
         return [Finding(True, f"{which} the test rows (largest difference {worst}).")]
     named = ", ".join(misfits[:4]) + (" and others" if len(misfits) > 4 else "")
     verb = "does" if len(misfits) == 1 else "do"
-    short = f"{len(misfits)} of {count} columns {verb} not"
+    short = (
+        "" if count == 1 else f"{len(misfits)} of {count} columns {verb} not"
+    )  # one: all "does not fit"
+    words = f"{short or 'The column does not'} match the test rows: {named}."
     advice = (
         f"Look at the pictures of {named}. Set bounds, atoms or a step for them, or train for longer."
     )
-    return [Finding(False, f"{short} match the test rows: {named}.", short, advice)]
+    return [Finding(False, words, short, advice)]
 
 
 def _rows(scores: Scores, entry: Entry) -> list[Finding]:
@@ -162,8 +166,10 @@ def _draws(entry: Entry) -> list[Finding]:
     least, most = (gap + sign * 2 * (error or 0.0) for sign in (-1, 1))
     hidden = set_number(most, "{:.2g}")
     if least < LOOSE:
-        return [Finding(True, f"You can trust the log-likelihood: draws hide less than {hidden} nats.")]
-    words = f"Draws hide up to {hidden} nats of the log-likelihood: the model may be better than shown."
+        return [
+            Finding(True, f"You can trust the log-likelihood: it is less than {hidden} nats too low.")
+        ]
+    words = f"The log-likelihood may be up to {hidden} nats too low: the model may be better than shown."
     advice = "Evaluate with more draws:"
     return [Finding(False, words, "", advice, entry.score_command("--samples 1000"))]
 
@@ -200,8 +206,9 @@ def _training(entry: Entry) -> list[Finding]:
     late = values[steps >= 0.75 * steps[-1]]
     if late.argmax() == len(late) - 1 and late[-1] - values[steps < 0.75 * steps[-1]].max() > SMALL:
         words = "Validation was still rising when training ended."
-        command = entry.command("fit", f"--model {entry.name}", f"--set steps={2 * steps[-1]:.0f}")
-        return [Finding(False, words, "still learning", "Train for longer:", command)]
+        return [
+            Finding(False, words, "still learning", "Train for longer:", _longer(entry, 2 * steps[-1]))
+        ]
     peak = values.argmax()
     if steps[peak] < 0.5 * steps[-1] and values[peak] - late.mean() > SMALL:
         words = (
@@ -209,4 +216,12 @@ def _training(entry: Entry) -> list[Finding]:
         )
         advice = "The model overfits after that step: try dropout, weight_decay or fewer layers."
         return [Finding(False, words, "", advice)]
-    return [Finding(True, "Training had settled when it ended.")]
+    return [Finding(True, "Training settled.")]
+
+
+def _longer(entry: Entry, steps: float) -> str:
+    """The command that trains the same model anew for some steps, or for twice the minutes it had."""
+    minutes = parse_toml(entry.config, "config.toml").get("training", {}).get("max_minutes")
+    limit = [] if minutes is None else [f"--max-minutes {2 * minutes:g}"]
+    settings = [f"--config {entry.folder}/config.toml", f"--set steps={steps:.0f}", *limit]
+    return entry.command("fit", *settings, f"--out {entry.folder}-longer")

@@ -101,7 +101,7 @@ class ScoreSettings:
         check_missing(self.missing)
         if self.on_bad_row not in BAD_ROWS:
             choices = nearest(self.on_bad_row, BAD_ROWS)
-            raise UserError(f"There is no way {self.on_bad_row!r} to treat a bad row. {choices}")
+            raise UserError(f"on_bad_row: there is no choice {self.on_bad_row!r}. {choices}")
         fewest = self.max_samples if self.samples is None else min(self.samples, self.max_samples)
         if fewest < 1:
             raise UserError(f"At least one draw is needed; got {fewest}.")
@@ -198,7 +198,7 @@ def score_data(
     running, weighted, bad = RunningSummary(1 if run.flow.exact else None), False, BadRows(out)
     impossible, failed = 0, 0
     if p_value and settings.missing != "refuse":
-        raise UserError("A p-value compares whole rows: it cannot be had for rows with gaps.")
+        raise UserError("P-values compare whole rows: rows with missing values have none.")
     p_values = PValues(run, n, settings.seed, **settings.precision) if p_value else None
     with GrowingTable(out) as table:
         for rows, faults, keys in _with_progress(_chunks(run, data, settings, console, key), console):

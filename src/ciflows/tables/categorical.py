@@ -36,7 +36,9 @@ class Categorical(Column):
         name, step = facts.name, settings.step_of(facts.name)
         if facts.dates:
             if facts.words:
-                raise UserError(f"categorical {name}: dates are no names; they are numbers of days.")
+                raise UserError(
+                    f"categorical {name}: dates cannot be categorical: they are numbers of days."
+                )
             return None
         if not facts.words:
             free = not {name} & {*settings.bounds, *settings.atoms, *settings.given} and step is None

@@ -209,7 +209,7 @@ class _Table:
             of = f"{dropped:,} of {dropped + rows:,} rows"
             say(f"Left out {of}: missing or infinite values in {found}.")
         if not rows:
-            raise UserError("no row is without missing or infinite values.")
+            raise UserError("every row has missing or infinite values.")
 
     def encode(
         self, schema: Schema, split: Split, allocate: Callable[[tuple[int, int]], Array]

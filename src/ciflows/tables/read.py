@@ -261,7 +261,7 @@ def _has_header(text: Iterable[str], separator: str, columns: Sequence[str] | No
     """Whether the first row of a text names the columns; refuse a row that cannot be read."""
     first = next((row for row in csv.reader(text, delimiter=separator) if row), [])
     if len(first) == 1 and ";" in first[0]:
-        raise UserError("its values seem to stand between semicolons: write it with commas.")
+        raise UserError("semicolons seem to separate its values: write it with commas.")
     if all(_is_number(name) for name in first if name):
         return False
     _check_once(name for name in first if name in (columns or first))
@@ -281,7 +281,7 @@ def _check_input(path: Path, suffix: str) -> None:
     if path.is_dir():
         raise UserError(f"this is a folder; {give}")
     if not suffix:
-        raise UserError(f"no suffix tells what it holds; {give}")
+        raise UserError(f"its name has no suffix; {give}")
     if suffix not in READABLE:
         raise UserError(f"{suffix} files cannot be read; {give}")
 

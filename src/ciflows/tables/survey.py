@@ -194,7 +194,7 @@ def _schema(facts: dict[str, Facts], frame: pl.DataFrame, settings: TableSetting
     _check_functions(frame, facts, columns, settings, say)
     copies = [f"{name} (of {first})" for name, first in _copies(frame, columns).items()]
     if copies:
-        say(f"Copies of other columns: {', '.join(copies)}. Exclude them: they tell nothing new.")
+        say(f"Copies of other columns: {', '.join(copies)}. Exclude them: they add nothing.")
     say(_kinds_in_words(columns))
     for sentence in _findings(facts, columns, settings):
         say(sentence)
