@@ -34,14 +34,7 @@ from ciflows.runs.config import RunConfig
 from ciflows.runs.folder import about_run, read_schema
 from ciflows.tables import Schema
 from ciflows.tables.column_layer import ColumnLayer
-from ciflows.tables.start import (
-    column_layer,
-    few_rows,
-    fit_base,
-    many_rows,
-    mixtures,
-    start_as_identity,
-)
+from ciflows.tables.start import column_layer, few_rows, fit_base, start_as_identity
 from ciflows.training.processes import Processes
 
 COARSEST = 1e-3  # rounding of the largest value, relative to a column's standard deviation
@@ -108,23 +101,15 @@ def _components(flow: Flow) -> int:
 def other_starts(config: RunConfig, dataset: Dataset, flow: Flow) -> dict[Variant, Flow]:
     """Other flows that may suit a table better than what `build_flow` made, before training.
 
-    For a small table, one whose first weights are random, over the model's own base, and one with
-    residual networks: on a larger one the time to try them is better spent on training. Not to be
-    trained: the mixture of Gaussians that a small table's flow starts from, and for a larger table
-    several, where it is not so large that these only take time. All have the same layer of columns.
+    They are for small tables: on a larger one the time to try them is better spent on training. One has
+    random first weights over the model's own base, one residual networks. Not to be trained: the mixture
+    of Gaussians that the flow starts from. All have the same layer of columns.
     """
     own, columns = variant_of(config, flow), flow.layers[0] if len(flow.layers) else None
     restarts = any(layer.starts_from_data for layer in flow.layers)
-    train = dataset.rows("train")
-    if not own.components or not isinstance(columns, ColumnLayer) or restarts or many_rows(train):
+    few = few_rows(dataset.rows("train"))
+    if not own.components or not isinstance(columns, ColumnLayer) or restarts or not few:
         return {}
-    if not few_rows(train):
-        return {
-            Variant(False, len(mixture.means), trained=False): _to_precision(
-                Flow([columns], mixture), flow.dtype
-            )
-            for mixture in mixtures(columns, train)
-        }
     mixture = cast(GaussianMixture, flow.base)
     variants = [own._replace(components=0)]
     if _may_be_residual(config):

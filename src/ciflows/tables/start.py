@@ -5,7 +5,7 @@ Layers of a model that start as the identity stand between the two and are train
 
 from __future__ import annotations
 
-__all__ = ["column_layer", "few_rows", "fit_base", "many_rows", "mixtures", "start_as_identity"]
+__all__ = ["column_layer", "few_rows", "fit_base", "start_as_identity"]
 
 import math
 from collections.abc import Sequence
@@ -33,13 +33,11 @@ from ciflows.tables.wrapped import Wrapped
 
 FIT_ROWS = 200_000
 SEED = 0
-BASE_ROWS, BASE_VALIDATION, BASE_DRAWS = 10_000, 2000, 10
+BASE_ROWS, BASE_VALIDATION, BASE_DRAWS = 5000, 2000, 10
 COMPONENTS = (1, 2, 3, 5, 8, 12, 20, 30)
-MIXTURE_ROWS = 2000  # with more the layers find what a mixture would, and are less misled by chance
-SEVERAL_COMPONENTS, SEVERAL_ROWS = (5, 12, 30), 3000
-MANY_ROWS = 10_000  # with more a flow is soon ahead of any mixture of Gaussians
+FEW_ROWS = 5000  # with more a flow soon finds what a mixture would, and is less misled by chance
 # rows of the common covariance for each component, in multiples of the features
-PRIORS = (0.3, 1.0, 3.0)
+PRIOR, OTHER_PRIORS = 1.0, (0.01, 0.3, 3.0)
 SMOOTHING = 0.5  # rows added to each level, atom or tail: one that was not seen is rare, not impossible
 FITTED = ("nearest", "inner", "centre", "scale", "tail", "mean", "std")  # by a smooth map, to data
 NARROWEST, WIDEST = 1e-3, 0.5  # scale of a circular column's scores, in periods
@@ -268,53 +266,45 @@ def start_as_identity(flow: Flow) -> bool:
 def fit_base(layer: ColumnLayer, train: Rows, validation: Rows) -> GaussianMixture:
     """The mixture that is best in validation, of few and many components, alike and unlike.
 
-    With more than `MIXTURE_ROWS` rows it is one Gaussian: a flow that starts from many mostly stays
-    closer to the training rows than is good, where there are enough rows to find clusters by itself.
+    With more than `FEW_ROWS` rows it is one Gaussian: a flow that starts from many mostly stays closer
+    to the training rows than is good, where there are enough rows to find clusters by itself.
     """
     return _best_mixture(layer, train, validation, COMPONENTS if few_rows(train) else (1,))
 
 
-@torch.no_grad()
-def mixtures(layer: ColumnLayer, train: Rows) -> list[GaussianMixture]:
-    """Mixtures of few and of many Gaussians, fitted to some rows of a larger table."""
-    z, weight = _encode(layer, train[:SEVERAL_ROWS], Noise.seeded(SEED))
-    return [fit_mixture(z, k, PRIORS[1] * z.shape[1], weight) for k in SEVERAL_COMPONENTS]
-
-
 def few_rows(train: Rows) -> bool:
-    """Whether a table is small: its flow starts from a mixture."""
-    return len(train) <= MIXTURE_ROWS
-
-
-def many_rows(train: Rows) -> bool:
-    """Whether a table is large: its flow needs no mixture beside it."""
-    return len(train) > MANY_ROWS
-
-
-def _encode(layer: ColumnLayer, rows: Rows, noise: Noise) -> tuple[Tensor, Tensor | None]:
-    """Scores of rows, and their weights."""
-    return layer.encode(rows.x, noise=noise)[0], rows.weight
+    """Whether a table is small: several flows are worth a try, over a mixture and beside it."""
+    return len(train) <= FEW_ROWS
 
 
 @torch.no_grad()
 def _best_mixture(
     layer: ColumnLayer, train: Rows, validation: Rows, choices: Sequence[int]
 ) -> GaussianMixture:
+    """The best number of components first, then how alike they are, where one sees that it matters."""
     noise = Noise.seeded(SEED)
-    z, weight = _encode(layer, train[:BASE_ROWS], noise)
-    held_out = validation[:BASE_VALIDATION]
+    rows, held_out = train[:BASE_ROWS], validation[:BASE_VALIDATION]
+    z, _ = layer.encode(rows.x, noise=noise)
     draws = 1 if layer.exact else BASE_DRAWS
     encoded = [layer.encode(held_out.x, noise=noise) for _ in range(draws)]
-    best, best_score, worse = GaussianMixture(1, z.shape[1]), -math.inf, 0
-    for components in choices:
-        if worse == 2 or (components > 1 and 10 * components > len(z)):
+
+    def fitted(components: int, prior: float) -> tuple[Tensor, GaussianMixture]:
+        mixture = fit_mixture(z, components, prior * z.shape[1], rows.weight)
+        log_weights = torch.stack([mixture.log_weight(score) + log for score, log in encoded])
+        return torch.logsumexp(log_weights, 0) - math.log(draws), mixture
+
+    best, kept = fitted(1, PRIOR)
+    worse = 0
+    for components in choices[1:]:
+        if worse == 2 or 10 * components > len(z):
             break
-        worse += 1
-        for prior in PRIORS:
-            mixture = fit_mixture(z, components, prior * z.shape[1], weight)
-            log_weights = torch.stack([mixture.log_weight(score) + log for score, log in encoded])
-            log_prob = torch.logsumexp(log_weights, 0) - math.log(draws)
-            score = held_out.mean(log_prob).item()
-            if score > best_score:
-                best, best_score, worse = mixture, score, 0
-    return best
+        log_probs, mixture = fitted(components, PRIOR)
+        worse = worse + 1 if held_out.mean(log_probs) <= held_out.mean(best) else 0
+        if not worse:
+            best, kept = log_probs, mixture
+    for prior in OTHER_PRIORS if len(kept.means) > 1 else ():
+        log_probs, mixture = fitted(len(kept.means), prior)
+        gains = log_probs - best
+        if held_out.mean(gains) > gains.std(correction=0) / math.sqrt(len(gains)):
+            best, kept = log_probs, mixture
+    return kept
