@@ -40,8 +40,9 @@ $(VENV)/sphinx: $(VENV)/installed
 	$(PIP) -e ".[docs]"
 	touch $@
 
+# -E reads all pages again: without it, a second build's search forgets the index entries of unchanged pages.
 docs: $(VENV)/sphinx  ## build the pages into docs/_build/html
-	$(BIN)/python -m sphinx -W --keep-going --quiet docs docs/_build/html
+	$(BIN)/python -m sphinx -W -E --keep-going --quiet docs docs/_build/html
 
 bench: $(VENV)/installed  ## time training, likelihoods and sampling beside other libraries
 	$(BIN)/python -m benchmarks --document docs/performance-tables.md
