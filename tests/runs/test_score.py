@@ -51,3 +51,10 @@ def test_scores_do_not_depend_on_how_the_table_is_cut(run: Run, limits: dict[str
     order = np.random.default_rng(0).permutation(len(frame))
     for piece in (order, order[:130], order[:64], order[:3], order[7:8]):
         assert score_frame(run, frame[piece], settings).equals(whole[piece])
+
+
+def test_scores_of_no_rows_have_the_types_of_others(run: Run) -> None:
+    settings = ScoreSettings(samples=2)
+    some = score_frame(run, people(3), settings)
+    assert score_frame(run, people(0), settings).schema == some.schema
+    assert run.scores(people(0), 2).schema == some.schema

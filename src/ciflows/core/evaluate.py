@@ -168,7 +168,7 @@ def estimate(
     _check_points(flow, x)
     leading = _common_leading(leading_shape(x, flow.shape), flow.leading_of(context))
     if not leading.numel():
-        return Estimate(*(x.new_empty(leading) for _ in Estimate._fields))
+        return Estimate(*(x.new_empty(leading, dtype=flow.dtype) for _ in Estimate._fields))
     if context is not None and flow.context_shape is not None:
         context = context.expand(*leading, *flow.context_shape).reshape(-1, *flow.context_shape)
     rows = Rows(x.expand(*leading, *flow.shape).reshape(-1, *flow.shape), context)

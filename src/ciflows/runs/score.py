@@ -160,10 +160,9 @@ def score_rows(run: Run, rows: Rows, settings: ScoreSettings) -> Estimate:
 
 def score_columns(run: Run, estimate: Estimate) -> pl.DataFrame:
     """log_prob, std_error and effective_samples of each row, for images bits_per_dim too."""
-    # the estimate of no rows at all has another type, and parts of one job must agree
-    columns = {name: getattr(estimate, name).to(run.flow.dtype) for name in SCORES}
+    columns = {name: getattr(estimate, name) for name in SCORES}
     if run.images:
-        columns["bits_per_dim"] = bits_per_dim(columns["log_prob"], math.prod(run.flow.shape))
+        columns["bits_per_dim"] = bits_per_dim(estimate.log_prob, math.prod(run.flow.shape))
     frame = pl.DataFrame({name: values.cpu().numpy() for name, values in columns.items()})
     return frame.with_columns(pl.when(pl.col("log_prob").is_not_nan()).then(pl.all()))
 
