@@ -110,7 +110,7 @@ def test_the_command_writes_one_run_as_one_process_does(
     lines = [f"{a},{abs(a + b)},{'xy'[a > b]},{1 + b * b}" for a, b in rows]
     (tmp_path / "people.csv").write_text("\n".join(["a,b,c,w", *lines]))
     words = ["fit", "people.csv", "--weights", "w", "--no-report", "--precision", "float64"]
-    for setting in ("staged=true", "steps=30", "layers=1", "hidden=[8]", "evaluation.samples=30"):
+    for setting in ("staged=true", "steps=80", "layers=1", "hidden=[8]", "evaluation.samples=30"):
         words += ["--set", setting]
     two = torchrun("-m", "ciflows", *words, "--out", "two", cwd=tmp_path)
     assert two.returncode == 0, two.stderr

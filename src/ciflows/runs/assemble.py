@@ -11,6 +11,7 @@ __all__ = [
     "is_staged",
     "other_starts",
     "rebuild_flow",
+    "starts_together",
     "variant_of",
 ]
 
@@ -119,6 +120,18 @@ def other_starts(config: RunConfig, dataset: Dataset, flow: Flow) -> dict[Varian
     for variant, other in found.items():
         if variant.components:
             other.base.load_state_dict(mixture.state_dict())
+    return found
+
+
+def starts_together(
+    config: RunConfig, dataset: Dataset, flow: Flow, processes: Processes
+) -> dict[Variant, Flow]:
+    """The same `other_starts` in all processes, on their devices: the first one makes them."""
+    made = other_starts(config, dataset, flow) if processes.main else {}
+    variants = processes.from_main(lambda: list(made))
+    found = made or {variant: _variant_flow(config, flow, variant) for variant in variants}
+    for other in found.values():
+        processes.copy_from_main(other.to(flow.device).state_dict().values())
     return found
 
 

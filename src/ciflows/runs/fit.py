@@ -25,7 +25,7 @@ from ciflows.runs.assemble import (
     build_together,
     index_settings,
     is_staged,
-    other_starts,
+    starts_together,
     variant_of,
 )
 from ciflows.runs.config import RunConfig
@@ -195,11 +195,10 @@ class _Training:
         return staged.flow, staged.outcome, facts
 
     def others(self, flow: Flow) -> dict[Variant, Flow]:
-        """Other flows to start from; with several processes there are none."""
-        if self.processes.size > 1 or self.dataset.schema is None:
+        """Other flows to start from, for a table."""
+        if self.dataset.schema is None:
             return {}
-        found = other_starts(self.config, self.dataset, flow)
-        return {variant: other.to(flow.device) for variant, other in found.items()}
+        return starts_together(self.config, self.dataset, flow, self.processes)
 
     def monitor(self, flow: Flow) -> Monitor:
         """What listens to training: the first process alone writes and shows it."""

@@ -32,18 +32,17 @@ from torch import Tensor
 
 from ciflows.core.flow import Flow
 from ciflows.core.indexed import Indexed
-from ciflows.core.noise import Noise
 from ciflows.core.rows import Rows
 from ciflows.diagnostics.index_use import IndexWorth, index_worth
 from ciflows.files import read_json, write_json
 from ciflows.layers.blend import blend_flows, fit_shares
 from ciflows.models.index import IndexSettings, add_index
+from ciflows.training.branch import branch
 from ciflows.training.checkpoint import Checkpoints
 from ciflows.training.loop import Outcome, fit_flow, validation_score
 from ciflows.training.monitor import Monitor
 from ciflows.training.processes import ALONE, Processes
 from ciflows.training.settings import TrainingSettings, suited_to_rows
-from ciflows.training.step import Step
 
 STILL_LEARNING = 0.02  # nats that a plain flow gains in a race's time: above it an index costs too much
 LEAST_GAIN, LEAST_NATS = 0.5, 0.002  # standard errors and nats that an index or a mixture has to gain
@@ -201,14 +200,10 @@ class _Staged:
     @torch.no_grad()
     def blend(self, flows: Sequence[Flow], best: int, staged: Staged) -> Staged:
         """The mixture of all flows, where it is ahead of the best in validation."""
-        rows = self.rows[1][: self.settings.validation_points].on(flows[best])
-        samples = self.settings.validation_samples
-        log_probs = torch.stack(
-            [
-                flow.eval().estimate(rows.x, samples, context=rows.context, seed=0).log_prob.double()
-                for flow in flows
-            ]
-        )
+        rows = self.held_out(flows[best])
+        log_probs = self.processes.from_main(
+            lambda: torch.stack([self.scores(flow, rows) for flow in flows]).cpu()
+        ).to(rows.x.device)
         shares = fit_shares(log_probs, rows.weight)
         members = [k for k in range(len(flows)) if k == best or shares[k] >= LEAST_SHARE]
         shares = fit_shares(log_probs[members], rows.weight)
@@ -221,10 +216,15 @@ class _Staged:
         flow = blend_flows([flows[k] for k in members], shares).to(flows[best].device).eval()
         return Staged(flow, outcome, False, staged.worth, story, tuple(members))
 
+    def scores(self, flow: Flow, rows: Rows) -> Tensor:
+        """The log-likelihood of each row (rows,)."""
+        samples = self.settings.validation_samples
+        return flow.eval().estimate(rows.x, samples, context=rows.context, seed=0).log_prob.double()
+
     def alone(self, flow: Flow, run: Checkpoints) -> float:
         """Train the plain flow alone; what it gained at the end, in as much time as a race takes."""
-        until = max(0.0, self.shares.plain - self.shares.race)
-        before = self.kept("before.json", lambda: {"score": self.train(flow, run, until).validation})
+        early = max(0.0, self.shares.plain - self.shares.race)
+        before = self.kept("before.json", lambda: {"score": self.train(flow, run, early).validation})
         return self.train(flow, run, self.shares.plain).validation - before["score"]
 
     def leave_out_the_loser(self) -> None:
@@ -241,7 +241,7 @@ class _Staged:
         """A copy of the plain flow with indices, to be trained on from where the plain one is."""
         indexed = add_index(copy.deepcopy(flow), index, self.seed)
         if self.processes.main and indexed_run.load() is None:
-            _branch(flow, indexed, run, indexed_run, self.settings)
+            branch(flow, indexed, run, indexed_run, self.settings)
         return indexed
 
     def race(self, flows: tuple[Flow, Flow], runs: tuple[Checkpoints, Checkpoints]) -> IndexWorth:
@@ -282,11 +282,14 @@ class _Staged:
 
     def worth(self, plain: Flow, indexed: Flow) -> IndexWorth:
         """What the index adds in validation, with the rows that scores are taken from."""
-        rows = self.rows[1][: self.settings.validation_points].on(plain)
-        samples = self.settings.validation_samples
+        rows, samples = self.held_out(plain), self.settings.validation_samples
         return self.processes.from_main(
             lambda: index_worth(indexed, rows.x, rows.context, plain, samples)
         )
+
+    def held_out(self, flow: Flow) -> Rows:
+        """The rows that scores are taken from, on a flow's device."""
+        return self.rows[1][: self.settings.validation_points].on(flow)
 
 
 class _Trial:
@@ -328,49 +331,6 @@ class Start:
             return score
         flow.load_state_dict(self.state)
         return self.score
-
-
-def _branch(
-    flow: Flow, indexed: Flow, run: Checkpoints, indexed_run: Checkpoints, settings: TrainingSettings
-) -> None:
-    """Write a checkpoint of the flow with indices, as if it had been trained as the plain one was.
-
-    It has the same weights, best weights, moments of the optimiser, averages and progress. Those of the
-    index are fresh.
-
-    Arguments:
-        flow: The plain flow.
-        indexed: A copy of it with indices.
-        run: The plain flow's checkpoints.
-        indexed_run: Where to write.
-        settings: How both are trained.
-    """
-    found = run.load()
-    assert found is not None
-    tensors, facts = found
-    names = dict(zip(_shared(indexed), flow.state_dict(), strict=True))
-    places = {name: place for place, (name, _) in enumerate(flow.named_parameters())}
-    state = Step(indexed, settings, Noise()).state()
-    for place, (name, _) in enumerate(indexed.named_parameters()):
-        if name in names:
-            for kind in ("adam", "average"):
-                _carry(tensors, state, f"{kind}.{places[names[name]]}", f"{kind}.{place}")
-    for kind in ("flow", "best"):
-        weights = indexed.state_dict() | {new: tensors[f"{kind}.{name}"] for new, name in names.items()}
-        state |= {f"{kind}.{name}": value.clone() for name, value in weights.items()}
-    indexed_run.save(facts["step"], state | {"generator": tensors["generator"]}, facts)
-
-
-def _shared(indexed: Flow) -> list[str]:
-    """The names of all tensors that are no index's, in the order that they have in the plain flow."""
-    own = [f"layers.{i}." for i, layer in enumerate(indexed.layers) if isinstance(layer, Indexed)]
-    return [name for name in indexed.state_dict() if not name.startswith(tuple(own))]
-
-
-def _carry(old: Mapping[str, Tensor], new: dict[str, Tensor], before: str, after: str) -> None:
-    """Take over all tensors of one parameter, under its new number."""
-    for name in [name for name in new if name == after or name.startswith(f"{after}.")]:
-        new[name] = old[before + name[len(after) :]]
 
 
 def _is_ahead(nats: float, std_error: float) -> bool:
