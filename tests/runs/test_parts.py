@@ -225,6 +225,26 @@ def test_a_part_of_bad_rows_alone_ends_no_job(
     assert len(read(tmp_path / "scores").drop_nulls()) == 370
 
 
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(
+    ("key", "answer"),
+    [
+        (pl.concat_list("id").alias("tags"), "the key tags is List(Int64), which no list"),
+        (pl.duration(days="id").alias("age"), "the key age is Duration"),
+        (pl.lit("a").alias("columns"), "has a column columns already"),
+        (pl.col("id").cast(pl.Int32), "2.parquet: the key id is Int32 here, and Int64 in the first"),
+    ],
+)
+def test_keys_that_no_list_of_bad_rows_can_hold_are_refused(
+    key: pl.Expr, answer: str, tmp_path: Path, command: Callable[..., str]
+) -> None:
+    files, name = sorted((tmp_path / "big").iterdir()), key.meta.output_name()
+    for path in files[2:] if name == "id" else files:
+        spoil(pl.read_parquet(path)).with_columns(key).write_parquet(path)
+    assert answer in command("score", "run", "big", "--out", "x", "-m", "6", "--key", name, code=1)
+    assert not (tmp_path / "x").exists()
+
+
 def test_samples_in_many_files(files: pl.DataFrame, tmp_path: Path, command: Callable[..., str]) -> None:
     command("sample", "run", "-n", "250", "--out", "one", "--seed", "2")
     command("sample", "run", "-n", "150", "--out", "two", "--seed", "2")

@@ -42,6 +42,7 @@ from ciflows.tables.schema import Schema, check_columns
 
 PART_ROWS = 100_000
 JOB, RESULT, BAD = "_job.json", "_result.json", "_bad_rows"
+FAULT = "columns"  # of a bad row, beside its key
 ROW = "row"  # the number of a row, over all files in their order
 
 
@@ -133,7 +134,10 @@ def plan_scores(run: Run, data: str, out: Path, settings: ScoreSettings, key: tu
     if run.schema is None:
         raise UserError("Only a run over a table scores into a folder of files: give one file.")
     check_key(key)
+    if FAULT in key:
+        raise UserError(f"The list of bad rows has a column {FAULT} already: it cannot be a key.")
     parts: list[Part] = []
+    types: dict[str, pl.DataType] = {}
     offset = 0
     for path in find_files(data):
         with errors_of(path):
@@ -142,6 +146,8 @@ def plan_scores(run: Run, data: str, out: Path, settings: ScoreSettings, key: tu
             check_columns(head, key)
             check_types(run.schema, head, settings.integrate)
             rows = int(table.select(pl.len()).collect().item())
+            if rows:
+                _check_key_types({name: head.schema[name] for name in key}, types)
         for first in range(0, rows, PART_ROWS):
             some = min(PART_ROWS, rows - first)
             parts.append(Part(len(parts), str(path.absolute()), first, some, offset + first))
@@ -149,6 +155,15 @@ def plan_scores(run: Run, data: str, out: Path, settings: ScoreSettings, key: tu
     if not parts:
         raise UserError(f"{data}: no rows to score.")
     return Job(str(run.path.absolute()), str(out.absolute()), tuple(parts), settings, key)
+
+
+def _check_key_types(found: dict[str, pl.DataType], first: dict[str, pl.DataType]) -> None:
+    """Refuse key columns that CSV cannot hold, or of other types than in the first file."""
+    for name, dtype in found.items():
+        if dtype.is_nested() or dtype in (pl.Binary, pl.Duration, pl.Object):
+            raise UserError(f"the key {name} is {dtype}, which no list of bad rows (CSV) can hold.")
+        if first.setdefault(name, dtype) != dtype:
+            raise UserError(f"the key {name} is {dtype} here, and {first[name]} in the first file.")
 
 
 def plan_samples(run: Run, n: int, out: Path, seed: int, temperature: float) -> Job:
@@ -223,7 +238,7 @@ def _score_part(run: Run, job: Job, part: Part) -> pl.DataFrame:
     ids = frame.select(job.key) if job.key else numbers.alias(ROW).to_frame()
     if scores["log_prob"].null_count():
         faults = _faults(run.schema, frame, job.settings.integrate)
-        bad = ids.with_columns(columns=faults).filter(scores["log_prob"].is_null())
+        bad = ids.with_columns(faults.alias(FAULT)).filter(scores["log_prob"].is_null())
         replace_frame(Path(job.out) / BAD / part.name.replace(".parquet", ".csv"), bad)
     whole = pl.concat([ids, scores], how="horizontal")
     return whole.drop_nulls("log_prob") if job.settings.on_bad_row == "drop" else whole
