@@ -20,9 +20,9 @@ from ciflows.core.density import LOG_2_PI, Density
 from ciflows.core.layer import Shape, check_shape
 from ciflows.core.noise import Noise
 
-ITERATIONS = 100
-TOLERANCE = 5e-5  # nats per row
-RIDGE = 1e-6  # variance added to each feature; data have variance 1
+ITERATIONS = 60
+TOLERANCE = 1e-4  # nats per row
+RIDGE = 1e-4  # variance added to each feature; data have variance 1
 
 
 class GaussianMixture(Density):

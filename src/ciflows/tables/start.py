@@ -33,11 +33,11 @@ from ciflows.tables.wrapped import Wrapped
 
 FIT_ROWS = 200_000
 SEED = 0
-BASE_ROWS, BASE_VALIDATION, BASE_DRAWS = 5000, 2000, 10
+BASE_ROWS, BASE_VALIDATION, BASE_DRAWS = 10_000, 2000, 10
 COMPONENTS = (1, 2, 3, 5, 8, 12, 20, 30)
 FEW_ROWS = 5000  # with more a flow soon finds what a mixture would, and is less misled by chance
 # rows of the common covariance for each component, in multiples of the features
-PRIOR, OTHER_PRIORS = 1.0, (0.01, 0.3, 3.0)
+PRIORS = (0.3, 1.0, 3.0)
 SMOOTHING = 0.5  # rows added to each level, atom or tail: one that was not seen is rare, not impossible
 FITTED = ("nearest", "inner", "centre", "scale", "tail", "mean", "std")  # by a smooth map, to data
 NARROWEST, WIDEST = 1e-3, 0.5  # scale of a circular column's scores, in periods
@@ -281,30 +281,21 @@ def few_rows(train: Rows) -> bool:
 def _best_mixture(
     layer: ColumnLayer, train: Rows, validation: Rows, choices: Sequence[int]
 ) -> GaussianMixture:
-    """The best number of components first, then how alike they are, where one sees that it matters."""
     noise = Noise.seeded(SEED)
     rows, held_out = train[:BASE_ROWS], validation[:BASE_VALIDATION]
     z, _ = layer.encode(rows.x, noise=noise)
     draws = 1 if layer.exact else BASE_DRAWS
     encoded = [layer.encode(held_out.x, noise=noise) for _ in range(draws)]
-
-    def fitted(components: int, prior: float) -> tuple[Tensor, GaussianMixture]:
-        mixture = fit_mixture(z, components, prior * z.shape[1], rows.weight)
-        log_weights = torch.stack([mixture.log_weight(score) + log for score, log in encoded])
-        return torch.logsumexp(log_weights, 0) - math.log(draws), mixture
-
-    best, kept = fitted(1, PRIOR)
-    worse = 0
-    for components in choices[1:]:
-        if worse == 2 or 10 * components > len(z):
+    best, best_score, worse = GaussianMixture(1, z.shape[1]), -math.inf, 0
+    for components in choices:
+        if worse == 2 or (components > 1 and 10 * components > len(z)):
             break
-        log_probs, mixture = fitted(components, PRIOR)
-        worse = worse + 1 if held_out.mean(log_probs) <= held_out.mean(best) else 0
-        if not worse:
-            best, kept = log_probs, mixture
-    for prior in OTHER_PRIORS if len(kept.means) > 1 else ():
-        log_probs, mixture = fitted(len(kept.means), prior)
-        gains = log_probs - best
-        if held_out.mean(gains) > gains.std(correction=0) / math.sqrt(len(gains)):
-            best, kept = log_probs, mixture
-    return kept
+        worse += 1
+        for prior in PRIORS:
+            mixture = fit_mixture(z, components, prior * z.shape[1], rows.weight)
+            log_weights = torch.stack([mixture.log_weight(score) + log for score, log in encoded])
+            log_prob = torch.logsumexp(log_weights, 0) - math.log(draws)
+            score = held_out.mean(log_prob).item()
+            if score > best_score:
+                best, best_score, worse = mixture, score, 0
+    return best
