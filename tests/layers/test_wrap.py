@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -22,6 +23,9 @@ from torch.distributions.transforms import (
 from torch.testing import assert_close
 
 from ciflows import Flow, Indexed, interleave
+from ciflows.core.density import Density
+from ciflows.core.layer import Shape
+from ciflows.core.noise import Noise
 from ciflows.layers import Scale, as_bijection
 from constructors import SinhArcsinh, affine, normal
 
@@ -37,6 +41,16 @@ def test_a_flow_of_a_torch_transform_is_the_density_it_stands_for() -> None:
     assert drawn.log().std().item() == pytest.approx(0.8, abs=0.02)
 
 
+class Box(Density):
+    """Uniform on [-π, π], for each entry."""
+
+    def log_weight(self, x: Tensor, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
+        return torch.full(x.shape[:-1], -math.log(2 * math.pi) * x.shape[-1])
+
+    def draw(self, leading: Shape, context: Tensor | None = None, noise: Noise | None = None) -> Tensor:
+        return math.pi * (2 * torch.rand(*leading, *self.shape) - 1)
+
+
 def test_a_zuko_flow_gives_the_same_density_as_a_whole_and_in_layers() -> None:
     theirs = zuko.flows.NSF(3, transforms=2, hidden_features=[8])
     x = torch.randn(5, 3)
@@ -45,6 +59,29 @@ def test_a_zuko_flow_gives_the_same_density_as_a_whole_and_in_layers() -> None:
     layers = Flow([as_bijection(transform, 3) for transform in theirs.transform.transforms])
     assert_close(whole.log_prob(x), expected, rtol=0, atol=1e-5)
     assert_close(layers.log_prob(x), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("context", [0, 3])
+def test_circular_splines_of_zuko_are_no_map_to_a_normal_base(context: int) -> None:
+    theirs = zuko.flows.NCSF(2, context, transforms=2, hidden_features=[8]).transform
+    for transform in (theirs, theirs.transforms[-1]):
+        with pytest.raises(ValueError, match=r"gives \[-π, π\] .*base is uniform.* name another base"):
+            Flow([as_bijection(transform, 2, context)])
+
+
+def test_circular_splines_have_zukos_density_over_a_uniform_base() -> None:
+    theirs = zuko.flows.NCSF(2, transforms=2, hidden_features=[8])
+    x = 2 * torch.rand(5, 2)
+    flow = Flow([as_bijection(theirs.transform, 2)], Box((2,)))
+    assert_close(flow.log_prob(x), theirs().log_prob(x), rtol=0, atol=1e-4)
+
+
+def test_dropout_within_a_zuko_transform_obeys_the_mode() -> None:
+    network = {"activation": lambda: nn.Sequential(nn.Tanh(), nn.Dropout(0.5))}
+    layer = as_bijection(zuko.flows.UNAF(2, transforms=1, network=network).transform, 2)
+    x = torch.randn(5, 2)
+    assert not torch.equal(layer.train().encode(x)[0], layer.encode(x)[0])
+    assert torch.equal(layer.eval().encode(x)[0], layer.encode(x)[0])
 
 
 def test_a_module_becomes_a_cif_that_learns() -> None:
