@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution, MultivariateNormal, Normal
 from torch.testing import assert_close
 
@@ -78,6 +78,49 @@ def test_weights_of_a_plain_flow_are_its_likelihoods(name: str) -> None:
     assert log_weight.requires_grad
     assert_close(log_weight, flow.log_prob(x), rtol=0, atol=1e-5)
     assert_close(x, flow.sample(50, seed=0), rtol=0, atol=1e-9)
+
+
+def directional(flow: Flow, value: Callable[[], Tensor]) -> tuple[float, float]:
+    """The slope of a value along its own gradient: by that, and by finite differences."""
+    parameters = list(flow.parameters())
+    start = nn.utils.parameters_to_vector(parameters).detach()
+    gradient = torch.cat([part.flatten() for part in gradients(flow, value())])
+    ends = []
+    for step in (1e-4, -1e-4):
+        nn.utils.vector_to_parameters(start + step * gradient / gradient.norm(), parameters)
+        ends.append(value().item())
+    nn.utils.vector_to_parameters(start, parameters)
+    return gradient.norm().item(), (ends[0] - ends[1]) / 2e-4
+
+
+@pytest.mark.parametrize("name", ["naf", "unaf", "cnf", "cif-unaf"])
+def test_gradients_of_zukos_networks_are_whole_in_eval_mode(name: str) -> None:
+    flow, x = small(name, hidden=[8], layers=1), 0.5 * torch.randn(20, 2).double()
+    slope, expected = directional(flow, lambda: flow.log_prob(x, 4, seed=0).mean())
+    assert slope == pytest.approx(expected, rel=1e-3)
+
+
+def test_samples_of_zukos_cnf_have_whole_gradients_in_eval_mode() -> None:
+    flow = small("cnf", hidden=[8], layers=1)
+
+    def value() -> Tensor:
+        x, log_weight = flow.rsample_with_log_weight(20, seed=0)
+        return (x.sin().sum(-1) + log_weight).mean()
+
+    slope, expected = directional(flow, value)
+    assert slope == pytest.approx(expected, rel=1e-2)
+
+
+@pytest.mark.parametrize("name", ["naf", "unaf", "cif-naf"])
+def test_samples_whose_gradients_zuko_gets_wrong_are_refused(name: str) -> None:
+    flow = small(name, hidden=[8], layers=1)
+    assert not flow.distribution().has_rsample
+    with pytest.raises(ValueError, match=r"ZukoBijection have no right gradient: .* by bisection"):
+        flow.rsample_with_log_weight(3)
+    with torch.no_grad():
+        x, log_weight = flow.rsample_with_log_weight(3, seed=0)
+    assert x.shape == (3, 2)
+    assert log_weight.isfinite().all()
 
 
 @pytest.mark.parametrize("inner", [1, 4])

@@ -46,8 +46,9 @@ def check_rsample(flow: Flow, inner: int = 1) -> None:
     if wanted and not flow.reparameterised:
         chosen = [part for part in parts if not part.reparameterised]
         raise ValueError(
-            f"Flow: samples of {_names(chosen)} are chosen from several, and no gradient passes the "
-            "choice. Sample under torch.no_grad(), or use another layer or base."
+            f"Flow: samples of {_names(chosen)} have no right gradient: they are chosen from several, "
+            "and no gradient passes the choice, or zuko finds them by bisection of a network. Sample "
+            "under torch.no_grad(), or use another layer or base."
         )
 
 
