@@ -45,7 +45,8 @@ from ciflows.training.processes import ALONE, Processes
 from ciflows.training.settings import TrainingSettings, suited_to_rows
 
 STILL_LEARNING = 0.02  # nats that a plain flow gains in a race's time: above it an index costs too much
-LEAST_GAIN, LEAST_NATS = 0.5, 0.002  # standard errors and nats that an index or a mixture has to gain
+LEAST_GAIN = 0.5  # standard errors that an index or a mixture has to gain
+LEAST_NATS, LEAST_BY_MIXTURE = 0.002, 0.01  # and nats: a mixture takes as many times longer to score
 STAGES = "plain", "indexed"
 TRIAL = 0.15  # of all steps or minutes, for each flow to choose from; earlier on starts still differ
 LEAST_TRIAL = 10  # steps: fewer do not tell flows apart
@@ -209,7 +210,7 @@ class _Staged:
         shares = fit_shares(log_probs[members], rows.weight)
         gains = torch.logsumexp(log_probs[members] + shares.log()[:, None], 0) - log_probs[best]
         gain, error = rows.mean(gains).item(), gains.std().item() / len(rows) ** 0.5
-        if len(members) == 1 or not _is_ahead(gain, error):
+        if len(members) == 1 or not _is_ahead(gain, error, LEAST_BY_MIXTURE):
             return staged
         outcome = staged.outcome._replace(validation=staged.outcome.validation + gain)
         story = f"{staged.story} {_mixture_story(len(members), gain, error)}"
@@ -333,8 +334,8 @@ class Start:
         return self.score
 
 
-def _is_ahead(nats: float, std_error: float) -> bool:
-    return nats > max(LEAST_NATS, LEAST_GAIN * std_error)
+def _is_ahead(nats: float, std_error: float, least: float = LEAST_NATS) -> bool:
+    return nats > max(least, LEAST_GAIN * std_error)
 
 
 def _still_learning(gain: float) -> str:
