@@ -122,9 +122,7 @@ def _columns(columns: Columns, model: int) -> list[Finding]:
         return [Finding(True, f"{which} the test rows (largest difference {worst}).")]
     named = ", ".join(misfits[:4]) + (" and others" if len(misfits) > 4 else "")
     verb = "does" if len(misfits) == 1 else "do"
-    short = (
-        "" if count == 1 else f"{len(misfits)} of {count} columns {verb} not"
-    )  # one: all "does not fit"
+    short = f"{len(misfits)} of {count} columns {verb} not" if count > 1 else ""
     words = f"{short or 'The column does not'} match the test rows: {named}."
     advice = (
         f"Look at the pictures of {named}. Set bounds, atoms or a step for them, or train for longer."
