@@ -155,6 +155,16 @@ def test_all_kinds_of_tables_are_in_the_units_of_the_file(run: ciflows.Run, tmp_
     assert torch.allclose(run.flow.log_prob(values, 2000), expected, atol=0.2)
 
 
+def test_runs_of_built_in_sets_refuse_gradients_as_tables_do() -> None:
+    run = ciflows.fit("two-uniforms", "maf", **TINY)
+    x = torch.rand(5, 2)
+    with pytest.raises(UserError, match="reads tables without gradients"):
+        run.log_prob(x.requires_grad_())
+    points = run.rows(x.detach()).x.requires_grad_()
+    run.flow.log_prob(points).sum().backward()
+    assert points.grad is not None
+
+
 def test_tables_of_another_width_are_refused(
     run: ciflows.Run, tmp_path: Path, command: Callable[..., str]
 ) -> None:

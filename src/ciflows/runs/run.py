@@ -239,13 +239,13 @@ class Run:
             missing: "refuse" gaps, or "integrate" over them later: they become NaN.
         """
         check_missing(missing)
-        if self.schema is None:
-            return Rows(self._points(x))
         if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
             raise UserError(
                 "A run reads tables without gradients: give x.detach(). For gradients call "
                 "run.flow.log_prob(points) with points = run.rows(x.detach()).x.requires_grad_()."
             )
+        if self.schema is None:
+            return Rows(self._points(x))
         frame = self.named(read_frame(x))
         return self.schema.encode(frame, self.weights in frame.columns, gaps=missing == "integrate")
 
