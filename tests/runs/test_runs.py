@@ -249,6 +249,29 @@ def test_scores_are_weighted_where_the_weights_are(tmp_path: Path, command: Call
     assert f"{log_prob.mean():.4f} ±" in text
 
 
+@pytest.mark.parametrize(
+    ("weight", "answer"),
+    [
+        (pl.lit(0.0), "weights w: all are 0"),
+        (pl.lit("x"), "weights w: weights have to be numbers."),
+        (-pl.col("w"), "weights w: weights have to be positive numbers, or 0."),
+    ],
+)
+def test_scores_by_weights_that_mean_nothing_are_refused(
+    weight: pl.Expr, answer: str, tmp_path: Path, command: Callable[..., str]
+) -> None:
+    frame = people().with_columns(w=pl.Series(np.linspace(0.1, 3, 200)))
+    run = ciflows.fit(frame, "cif-nsf", weights="w", out=tmp_path / "run", **TINY)
+    table = frame.with_columns(weight.alias("w"))
+    with pytest.raises(UserError, match=answer):
+        run.score(table, 2, seed=0)
+    table.write_parquet(tmp_path / "new.parquet")
+    assert f"new.parquet: {answer}" in command("score", "run", "new.parquet", "-m", "2", code=1)
+    assert not (tmp_path / "scores.csv").exists()
+    said = command("score", "run", "new.parquet", "-m", "2", "--key", "w", "--out", "folder")
+    assert "not weighted" in said
+
+
 def test_pandas_in_gives_pandas_out() -> None:
     frame = pd.DataFrame(
         {"y": np.random.default_rng(0).normal(size=100), "g": ["a", "b"] * 50},

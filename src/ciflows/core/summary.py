@@ -102,6 +102,11 @@ class RunningSummary:
         self._keys = torch.zeros(0, 2, dtype=torch.float64)
         self._errors, self._squared_errors = torch.zeros(0, dtype=torch.float64), 0.0
 
+    @property
+    def counts(self) -> bool:
+        """Whether any point counts: not where all weights are 0."""
+        return self._means[0].item() > 0
+
     def add(self, estimate: Estimate, weight: Tensor | None = None) -> None:
         """Count in some more points (points,), with weights (points,) if they count differently."""
         columns = type(estimate)(*(column.double().cpu() for column in estimate))

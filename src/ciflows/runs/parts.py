@@ -228,7 +228,7 @@ def _score_part(run: Run, job: Job, part: Part) -> pl.DataFrame:
     assert job.settings is not None
     assert run.schema is not None
     table = _scan(Path(part.path))
-    used = {*run.schema.needed(weights=True), *(c.name for c in run.schema.constants), *job.key}
+    used = {*run.schema.needed(), *(c.name for c in run.schema.constants), *job.key}
     names = [name for name in table.collect_schema().names() if name in used]
     frame = table.select(names).slice(part.first, part.rows).collect()
     with errors_of(part.path), warnings.catch_warnings():

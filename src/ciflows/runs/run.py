@@ -156,6 +156,8 @@ class Run:
     def score(self, x: TableLike, samples: int | None = None, seed: int | None = None) -> float:
         """The mean of log p(x) over a table, weighted if it has the weights column of training."""
         rows = self.rows(x)
+        if rows.weight is not None and not bool(rows.weight.any()):
+            raise UserError(f"weights {self.weights}: all are 0, so that no row counts in the mean.")
         return rows.mean(self.estimate(rows, samples, seed).log_prob.double().cpu()).item()
 
     def scores(

@@ -124,6 +124,7 @@ def score_frame(run: Run, frame: pl.DataFrame, settings: ScoreSettings) -> pl.Da
 
     Rows that cannot be scored have nulls, or are refused in words.
     """
+    frame = frame.drop(run.weights, strict=False) if run.weights else frame
     good, faults = encode_good(run, frame, settings)
     return spread(score_columns(run, score_rows(run, good, settings)), faults)
 
@@ -221,6 +222,10 @@ def score_data(
             )
         if not running.points:
             raise UserError(f"{data}: no rows to score{', but those with gaps' * bool(failed)}.")
+        if not running.counts:
+            raise UserError(
+                f"{data}: weights {run.weights}: all are 0, so that no row counts in the mean."
+            )
     summary = running.result()
     bits = bits_per_dim(summary.log_prob, math.prod(run.flow.shape)) if run.images else None
     used, missing = (run.weights, None) if weighted else (None, run.weights)

@@ -145,7 +145,7 @@ class Schema(Settings):
         good = frame.filter(~bad)
         weight = None
         if weights and self.weights:
-            weight = torch.tensor(as_numbers(good[self.weights]))
+            weight = torch.tensor(_weights(good[self.weights]))
         return Encoded(Rows(torch.from_numpy(x[~bad]), self._context(good), weight), bad, reasons)
 
     def encode_given(self, frame: pl.DataFrame) -> Tensor | None:
@@ -237,6 +237,17 @@ def _numbers(column: Number, values: pl.Series) -> pl.Series | None:
         return numbers_from_text(values)
     dates = as_dates(values)
     return None if dates is None else in_unit_of(dates, column.dtype)
+
+
+def _weights(values: pl.Series) -> NDArray[np.float64]:
+    """Weights as numbers (rows,), checked as those of a fit are."""
+    try:
+        numbers = as_numbers(values)
+    except pl.exceptions.PolarsError:
+        raise UserError(f"weights {values.name}: weights have to be numbers.") from None
+    if (numbers < 0).any():
+        raise UserError(f"weights {values.name}: weights have to be positive numbers, or 0.")
+    return numbers
 
 
 def _changed(frame: pl.DataFrame, constant: Constant) -> bool:
