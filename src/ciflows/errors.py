@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["EXTRAS", "InversionError", "LostProcessError", "UserError", "missing_package", "nearest"]
+__all__ = [
+    "EXTRAS",
+    "GapsError",
+    "InversionError",
+    "LostProcessError",
+    "UserError",
+    "missing_package",
+    "nearest",
+]
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -40,6 +48,10 @@ class UserError(Exception):
 
 class LostProcessError(UserError):
     """Another process that trained with this one has ended."""
+
+
+class GapsError(UserError):
+    """Missing values alone, which could be integrated over."""
 
 
 class InversionError(RuntimeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -185,6 +186,30 @@ def test_a_table_is_scored_where_it_has_values(run: Run, table: pl.DataFrame) ->
         run.scores(table)
     one = run.estimate({"kind": ["x", "y"]}, 3000, seed=0, missing="integrate")
     assert one.log_prob.exp().sum().item() == pytest.approx(1, abs=0.03)
+
+
+def test_who_refuses_gaps_says_how_to_integrate_over_them(
+    run: Run, table: pl.DataFrame, tmp_path: Path, command: Callable[..., str]
+) -> None:
+    call = re.escape('To integrate over them: run.estimate(x, missing="integrate").')
+    for ask in (run.scores, run.log_prob, run.score, run.estimate):
+        with pytest.raises(UserError, match=call):
+            ask(table)
+    with pytest.raises(UserError, match=r"values in [^.]*\.$"):
+        run.coverage(table)
+    table.write_parquet(tmp_path / "gaps.parquet")
+    words = ["score", str(run.path), "gaps.parquet", "--on-bad-row", "fail"]
+    for out in ("one.csv", "folder"):
+        said = command(*words, "--out", out, code=1)
+        assert said.endswith("). Try '--missing integrate'.\n")
+
+
+def test_gaps_in_given_columns_are_not_integrated_over() -> None:
+    rng = np.random.default_rng(0)
+    frame = pl.DataFrame({"y": rng.normal(size=100), "x": rng.normal(size=100)})
+    run = ciflows.fit(frame, "nsf", given="x", layers=1, hidden=[8], steps=2)
+    with pytest.raises(UserError, match=r"values in x \(1\)\.$"):
+        run.scores(pl.DataFrame({"y": [1.0], "x": [None]}, schema_overrides={"x": pl.Float64}))
 
 
 def test_imputed_tables_keep_values_types_and_draw_differently(run: Run, table: pl.DataFrame) -> None:

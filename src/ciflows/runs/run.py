@@ -19,7 +19,7 @@ from ciflows.core.flow import Flow
 from ciflows.core.rows import Rows
 from ciflows.datasets import Dataset
 from ciflows.devices import find_device
-from ciflows.errors import UserError
+from ciflows.errors import GapsError, UserError
 from ciflows.optional import polars as pl
 from ciflows.runs import ask, check, p_values
 from ciflows.runs import folder as folders
@@ -116,7 +116,7 @@ class Run:
             max_samples: The most draws for one row then.
             missing: "refuse" gaps, or "integrate" over them: log p of the values that are there.
         """
-        rows = x if isinstance(x, Rows) else self.rows(x, missing)
+        rows = x if isinstance(x, Rows) else self._rows_to_score(x, missing)
         if bool(rows.x.isnan().any()):
             result = estimate_gaps(
                 self.gaps, rows, samples, seed, std_error=std_error, max_samples=max_samples
@@ -155,7 +155,7 @@ class Run:
 
     def score(self, x: TableLike, samples: int | None = None, seed: int | None = None) -> float:
         """The mean of log p(x) over a table, weighted if it has the weights column of training."""
-        rows = self.rows(x)
+        rows = self._rows_to_score(x)
         if rows.weight is not None and not bool(rows.weight.any()):
             raise UserError(f"weights {self.weights}: all are 0, so that no row counts in the mean.")
         return rows.mean(self.estimate(rows, samples, seed).log_prob.double().cpu()).item()
@@ -250,6 +250,14 @@ class Run:
             return Rows(self._points(x))
         frame = self.named(read_frame(x))
         return self.schema.encode(frame, self.weights in frame.columns, gaps=missing == "integrate")
+
+    def _rows_to_score(self, x: TableLike, missing: str = "refuse") -> Rows:
+        """The same; where gaps are refused, with the call that takes them."""
+        try:
+            return self.rows(x, missing)
+        except GapsError as error:
+            call = 'run.estimate(x, missing="integrate")'
+            raise UserError(f"{error} To integrate over them: {call}.") from None
 
     def _points(self, x: TableLike) -> Tensor:
         """Points (rows, shape) for a flow without a table's columns."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from ciflows.core.evaluate import Estimate, RunningSummary, Summary
 from ciflows.core.rows import Rows
 from ciflows.datasets import image_files, is_built_in, load_dataset, read_images
-from ciflows.errors import UserError, nearest
+from ciflows.errors import GapsError, UserError, nearest
 from ciflows.optional import polars as pl
 from ciflows.pixels import bits_per_dim
 from ciflows.runs.gaps import check_missing, estimate_gaps
@@ -134,7 +134,9 @@ def encode_good(run: Run, frame: pl.DataFrame, settings: ScoreSettings) -> tuple
     missing = settings.missing
     try:
         return run.rows(frame, missing), None
-    except UserError:
+    except UserError as error:
+        if isinstance(error, GapsError):
+            error.command = "--missing integrate"
         if run.schema is None or settings.on_bad_row == "fail":
             raise
         faults = find_faults(run.schema, frame, settings.integrate)

@@ -89,7 +89,7 @@ def errors_of(where: Path | str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"{where}: {error}") from error.__cause__
+        raise UserError(f"{where}: {error}", error.command) from error.__cause__
 
 
 def read_chunks(path: Path, size: int = CHUNK) -> Iterator[pl.DataFrame]:

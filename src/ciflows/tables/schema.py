@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ciflows.core.rows import Rows
-from ciflows.errors import UserError, nearest
+from ciflows.errors import GapsError, UserError, nearest
 from ciflows.optional import polars as pl
 from ciflows.settings import Settings
 from ciflows.tables.categorical import Categorical
@@ -124,7 +124,7 @@ class Schema(Settings):
         """The rows of a table that can be encoded, with the others counted and their faults named."""
         frame = self._with_nulls(frame, weights) if gaps else self.select(frame, weights)
         modelled = self.names if gaps else ()
-        check_gaps(frame, [name for name in self.needed(weights) if name not in modelled])
+        check_gaps(frame, [name for name in self.needed(weights) if name not in modelled], self.names)
         changed = [c.name for c in self.constants if c.name in frame.columns and _changed(frame, c)]
         if changed:
             raise UserError(
@@ -272,12 +272,13 @@ def check_columns(frame: pl.DataFrame, names: Sequence[str]) -> None:
         raise UserError(f"lacks the {columns}; it has {', '.join(frame.columns)}.")
 
 
-def check_gaps(frame: pl.DataFrame, names: Sequence[str]) -> None:
-    """Refuse a table with gaps in some columns."""
+def check_gaps(frame: pl.DataFrame, names: Sequence[str], modelled: Sequence[str] = ()) -> None:
+    """Refuse a table with gaps in some columns; those modelled could be integrated over."""
     counts = count_gaps(frame.select(names)) if names else {}
     if counts:
         found = ", ".join(f"{name} ({count})" for name, count in counts.items())
-        raise UserError(f"missing or infinite values in {found}.")
+        error = GapsError if set(counts) <= set(modelled) else UserError
+        raise error(f"missing or infinite values in {found}.")
 
 
 def count_gaps(frame: pl.DataFrame) -> dict[str, int]:
