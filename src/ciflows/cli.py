@@ -701,7 +701,8 @@ def _make_parts(run: Run, job: Job, engine: Engine, resume: bool, as_json: bool 
     if made.reused:
         say(f"{made.reused} parts were there already.")
     if made.log_prob is not None:
-        say(f"Mean log-likelihood {made.log_prob:.4f} ± {made.std_error or 0:.4f}, not weighted.")
+        error = "" if made.std_error is None else f" ± {made.std_error:.4f}"
+        say(f"Mean log-likelihood {made.log_prob:.4f}{error}, not weighted.")
     if made.impossible:
         say(f"{made.impossible:,} rows have density 0: out of a column's bounds, or too far off.")
     if made.late:

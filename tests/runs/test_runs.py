@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -270,6 +271,20 @@ def test_scores_by_weights_that_mean_nothing_are_refused(
     assert not (tmp_path / "scores.csv").exists()
     said = command("score", "run", "new.parquet", "-m", "2", "--key", "w", "--out", "folder")
     assert "not weighted" in said
+
+
+def test_the_mean_of_one_row_has_no_error(
+    run: ciflows.Run, tmp_path: Path, command: Callable[..., str]
+) -> None:
+    people(1).write_parquet(tmp_path / "one.parquet")
+    words = ["score", str(run.path), "one.parquet", "-m", "20"]
+    for out in ("a.csv", "a"):
+        assert re.match(
+            r"Mean log-likelihood -?[0-9.]+(, not| nats over 1)", command(*words, "--out", out)
+        )
+    result = json.loads(command(*words, "--out", "b.csv", "--json"))
+    assert result["summary"]["std_error"] is None
+    assert json.loads(command(*words, "--out", "b", "--json"))["std_error"] is None
 
 
 def test_pandas_in_gives_pandas_out() -> None:
