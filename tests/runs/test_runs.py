@@ -94,7 +94,7 @@ def test_a_fit_builds_its_flow_and_loads_its_data_once(
 def test_what_was_chosen_is_loaded_as_it_was_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, race: bool, precision: str, found: str
 ) -> None:
-    for name in ("LEAST_NATS", "LEAST_GAIN", "LEAST_SHARE"):
+    for name in ("LEAST_NATS", "LEAST_BY_MIXTURE", "LEAST_GAIN", "LEAST_SHARE"):
         monkeypatch.setattr(f"ciflows.training.staged.{name}", -math.inf)
     monkeypatch.setattr("ciflows.training.staged.STILL_LEARNING", math.inf if race else -math.inf)
     settings = {**TINY, "steps": 80, "precision": precision}

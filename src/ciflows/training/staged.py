@@ -194,7 +194,7 @@ class _Staged:
         self.leave_out_the_loser()
         flows = flow, self.join(flow, index, *runs)
         worth = IndexWorth(**self.kept("race.json", lambda: self.race(flows, runs)._asdict()))
-        wins = _is_ahead(*worth)
+        wins = _is_ahead(*worth, LEAST_NATS)
         outcome = self.train(flows[wins], runs[wins], 1.0, STAGES[wins])
         return Staged(flows[wins], outcome, wins, worth, _story(wins, worth))
 
@@ -334,7 +334,7 @@ class Start:
         return self.score
 
 
-def _is_ahead(nats: float, std_error: float, least: float = LEAST_NATS) -> bool:
+def _is_ahead(nats: float, std_error: float, least: float) -> bool:
     return nats > max(least, LEAST_GAIN * std_error)
 
 
