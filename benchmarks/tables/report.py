@@ -147,7 +147,7 @@ def picture(fits: Sequence[Fit], path: Path) -> None:
     axes.set_xscale("symlog", linthresh=0.1)
     axes.set_xlabel(f"test log-likelihood, ahead of plain {BASE} (nats, mean ± s.e. over seeds)")
     axes.invert_yaxis()
-    axes.legend()
+    figure.legend(loc="outside upper center", ncols=len(methods))
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
