@@ -167,6 +167,15 @@ def test_bad_rows(
 
 
 @pytest.mark.usefixtures("files")
+def test_a_mean_of_minus_infinity_has_no_error(tmp_path: Path, command: Callable[..., str]) -> None:
+    far = people(30, seed=2).with_columns(height=pl.lit(1e300))
+    far.write_parquet(tmp_path / "big" / "1.parquet")
+    said = command("score", "run", "big", "--out", "scores", "-m", "6")
+    assert "Mean log-likelihood -inf, not weighted." in said
+    assert "30 rows have density 0" in said
+
+
+@pytest.mark.usefixtures("files")
 def test_rows_with_gaps_are_no_bad_rows(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Callable[..., str]
 ) -> None:

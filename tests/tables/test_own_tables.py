@@ -393,6 +393,8 @@ def test_weights_count_rows() -> None:
     assert p.tolist() == pytest.approx([0.25, 0.75], abs=0.05)
     with pytest.raises(UserError, match="a weight for each of 1000 rows"):
         ciflows.fit(frame, weights=[1.0], **TINY)
+    with pytest.raises(UserError, match=r"and .* rows have weight 0"):
+        ciflows.fit(frame, weights=[1.0] + [0.0] * 999, **TINY)
 
 
 def test_conditional_density_is_the_known_one() -> None:

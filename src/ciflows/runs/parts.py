@@ -22,6 +22,7 @@ __all__ = [
 
 import hashlib
 import json
+import math
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -278,6 +279,7 @@ def sum_up(job: Job, reused: int) -> Made:
         impossible=(log_prob == -np.inf).sum(),
     )
     rows, mean, error, late, impossible = found.collect().row(0)
+    error = None if error is None or math.isnan(error) else error  # as where a row has density 0
     listed = str(bad_file) if bad else None
     made = Made(rows, bad, listed, mean, error, late or 0, reused, impossible or 0)
     write_json(out / RESULT, made._asdict())
