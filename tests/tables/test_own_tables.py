@@ -26,7 +26,7 @@ from ciflows.tables.categorical import Categorical
 from ciflows.tables.cells import Cells
 from ciflows.tables.column_layer import ColumnLayer
 from ciflows.tables.lattice import Lattice
-from ciflows.tables.prepare import prepare_table
+from ciflows.tables.prepare import prepare_table, split_rows
 from ciflows.tables.real import Real
 from ciflows.tables.start import column_layer
 from ciflows.tables.survey import choose_columns, survey_table
@@ -393,8 +393,11 @@ def test_weights_count_rows() -> None:
     assert p.tolist() == pytest.approx([0.25, 0.75], abs=0.05)
     with pytest.raises(UserError, match="a weight for each of 1000 rows"):
         ciflows.fit(frame, weights=[1.0], **TINY)
-    with pytest.raises(UserError, match=r"and .* rows have weight 0"):
+    with pytest.raises(UserError, match="have weight 0"):
         ciflows.fit(frame, weights=[1.0] + [0.0] * 999, **TINY)
+    no_validation = (split_rows(1000).part() != 1).astype(float)
+    with pytest.raises(UserError, match="all validation rows have weight 0"):
+        ciflows.fit(frame, weights=no_validation, **TINY)
 
 
 def test_conditional_density_is_the_known_one() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 __all__ = ["FEWEST_ROWS", "SPLIT_SEED", "PreparedTable", "Split", "prepare_table", "split_rows"]
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -238,13 +238,13 @@ class _Table:
         if any(not len(part) for part in parts):
             raise UserError(f"no row is left for validation or testing: {'; '.join(reasons)}.")
         if schema.weights:
-            _check_weights(schema.weights, [train, *parts])
+            _check_weights(schema.weights, train, parts[0])
         return [train, *parts], (int((~keep[0]).sum()), int((~keep[1]).sum())), list(reasons)
 
 
-def _check_weights(name: str, parts: Sequence[Array]) -> None:
-    """Refuse parts in which no row counts."""
-    empty = [which for which, part in zip(NAMES, parts, strict=True) if not part[:, -1].any()]
+def _check_weights(name: str, *parts: Array) -> None:
+    """Refuse parts, of the first in `NAMES`, in which no row counts."""
+    empty = [which for which, part in zip(NAMES, parts, strict=False) if not part[:, -1].any()]
     if empty:
         raise UserError(
             f"weights {name}: all {' and '.join(empty)} rows have weight 0. Leave out rows of weight 0, "
