@@ -32,7 +32,14 @@ from ciflows.cli_output import (
     show_settings,
     show_validation,
 )
-from ciflows.errors import EXTRAS, InversionError, LostProcessError, UserError, missing_package
+from ciflows.errors import (
+    EXTRAS,
+    InversionError,
+    LostProcessError,
+    UserError,
+    missing_package,
+    system_words,
+)
 
 if TYPE_CHECKING:
     from ciflows.runs.engines import Engine
@@ -759,8 +766,7 @@ def main() -> None:
             raise
         fail(missing_package(error))
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        fail(f"{where}{error.strerror or error}. What was written before is kept.")
+        fail(system_words(error))
     except Exception as error:
         if os.environ.get("CIFLOWS_DEBUG"):
             raise

@@ -10,6 +10,7 @@ __all__ = [
     "UserError",
     "missing_package",
     "nearest",
+    "system_words",
 ]
 
 from collections.abc import Iterable
@@ -84,3 +85,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f"Did you mean {' or '.join(close)}?"
     return f"Known: {', '.join(known)}."
+
+
+def system_words(error: OSError) -> str:
+    """What the system refused, such as to write to a full disk.
+
+    Example:
+        >>> system_words(OSError(28, "No space left on device", "scores.csv"))
+        'scores.csv: No space left on device. What was written before is kept.'
+    """
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}. What was written before is kept."

@@ -164,9 +164,8 @@ def _draws(entry: Entry) -> list[Finding]:
     least, most = (gap + sign * 2 * (error or 0.0) for sign in (-1, 1))
     hidden = set_number(most, "{:.2g}")
     if least < LOOSE:
-        return [
-            Finding(True, f"You can trust the log-likelihood: it is less than {hidden} nats too low.")
-        ]
+        words = f"You can trust the log-likelihood: it is less than {hidden} nats too low."
+        return [Finding(True, words)]
     words = f"The log-likelihood may be up to {hidden} nats too low: the model may be better than shown."
     advice = "Evaluate with more draws:"
     return [Finding(False, words, "", advice, entry.score_command("--samples 1000"))]
@@ -204,9 +203,8 @@ def _training(entry: Entry) -> list[Finding]:
     late = values[steps >= 0.75 * steps[-1]]
     if late.argmax() == len(late) - 1 and late[-1] - values[steps < 0.75 * steps[-1]].max() > SMALL:
         words = "Validation was still rising when training ended."
-        return [
-            Finding(False, words, "still learning", "Train for longer:", _longer(entry, 2 * steps[-1]))
-        ]
+        command = _longer(entry, 2 * steps[-1])
+        return [Finding(False, words, "still learning", "Train for longer:", command)]
     peak = values.argmax()
     if steps[peak] < 0.5 * steps[-1] and values[peak] - late.mean() > SMALL:
         words = (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ciflows.errors import UserError
+from ciflows.errors import UserError, system_words
 from ciflows.optional import polars as pl
 from ciflows.runs.parts import Job, Part, make_part
 from ciflows.runs.run import Run, load_run
@@ -48,7 +48,7 @@ class PartMaker:
         except UserError as error:  # as text: what the user did wrong, no process may try again
             return str(error)
         except OSError as error:  # nor where a disk is full
-            return f"{error.filename}: {error.strerror or error}. What was written before is kept."
+            return system_words(error)
         return ""
 
 

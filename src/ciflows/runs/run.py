@@ -156,8 +156,7 @@ class Run:
     def score(self, x: TableLike, samples: int | None = None, seed: int | None = None) -> float:
         """The mean of log p(x) over a table, weighted if it has the weights column of training."""
         rows = self._rows_to_score(x)
-        if rows.weight is not None and not bool(rows.weight.any()):
-            raise UserError(f"weights {self.weights}: all are 0, so that no row counts in the mean.")
+        self.check_counts(rows.weight is None or bool(rows.weight.any()))
         return rows.mean(self.estimate(rows, samples, seed).log_prob.double().cpu()).item()
 
     def scores(
@@ -250,6 +249,11 @@ class Run:
             return Rows(self._points(x))
         frame = self.named(read_frame(x))
         return self.schema.encode(frame, self.weights in frame.columns, gaps=missing == "integrate")
+
+    def check_counts(self, some: bool) -> None:
+        """Refuse the mean of rows of which none counts."""
+        if not some:
+            raise UserError(f"weights {self.weights}: all are 0, so that no row counts in the mean.")
 
     def _rows_to_score(self, x: TableLike, missing: str = "refuse") -> Rows:
         """The same; where gaps are refused, with the call that takes them."""

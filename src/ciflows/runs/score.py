@@ -224,10 +224,8 @@ def score_data(
             )
         if not running.points:
             raise UserError(f"{data}: no rows to score{', but those with gaps' * bool(failed)}.")
-        if not running.counts:
-            raise UserError(
-                f"{data}: weights {run.weights}: all are 0, so that no row counts in the mean."
-            )
+        with errors_of(data):
+            run.check_counts(running.counts)
     summary = running.result()
     bits = bits_per_dim(summary.log_prob, math.prod(run.flow.shape)) if run.images else None
     used, missing = (run.weights, None) if weighted else (None, run.weights)

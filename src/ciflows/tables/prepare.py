@@ -237,19 +237,12 @@ class _Table:
         parts = [part if good.all() else part[good] for part, good in zip(held_out, keep, strict=True)]
         if any(not len(part) for part in parts):
             raise UserError(f"no row is left for validation or testing: {'; '.join(reasons)}.")
-        if schema.weights:
-            _check_weights(schema.weights, train, parts[0])
+        if schema.weights and not parts[0][:, -1].any():  # the survey looked at those of training
+            raise UserError(
+                f"weights {schema.weights}: all validation rows have weight 0. Leave out rows of "
+                "weight 0, or give weights to more of them."
+            )
         return [train, *parts], (int((~keep[0]).sum()), int((~keep[1]).sum())), list(reasons)
-
-
-def _check_weights(name: str, *parts: Array) -> None:
-    """Refuse parts, of the first in `NAMES`, in which no row counts."""
-    empty = [which for which, part in zip(NAMES, parts, strict=False) if not part[:, -1].any()]
-    if empty:
-        raise UserError(
-            f"weights {name}: all {' and '.join(empty)} rows have weight 0. Leave out rows of weight 0, "
-            "or give weights to more of them."
-        )
 
 
 def _check_training(bad: NDArray[np.bool_], reasons: list[str]) -> None:
