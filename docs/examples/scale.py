@@ -19,11 +19,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import polars as pl
-import ray
 import torch
 
 from ciflows.runs import parts
-from ciflows.runs.cluster import make_parts_with_ray
 from ciflows.runs.run import load_run
 from ciflows.runs.score import ScoreSettings
 
@@ -71,6 +69,8 @@ def measure(folder: str, data: str, settings: ScoreSettings, workers: int) -> pl
     parts.open_job(job, resume=False)
     watch, start, used = Watch(), time.perf_counter(), time.process_time()
     if workers:
+        from ciflows.runs.cluster import make_parts_with_ray
+
         watch.start()
         make_parts_with_ray(job, job.parts, workers=workers, quiet=True)
         watch.stopped.set()
@@ -99,7 +99,12 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     parts.PART_ROWS = given.part_rows
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    if any(given.workers):
+        import ray
+
+        ray.init(
+            "local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error"
+        )
     settings = ScoreSettings(std_error=given.std_error)
     for _ in range(given.turns):
         one, *others = (measure(given.run, given.data, settings, workers) for workers in given.workers)

@@ -19,6 +19,7 @@ from ciflows.core.noise import Noise
 from ciflows.core.precision import float32_products
 from ciflows.core.rows import Rows
 from ciflows.layers import Residual
+from ciflows.speed.row_optimizer import RowOptimizer
 from ciflows.speed.stacked import is_kernel, on
 from ciflows.speed.streams import two_streams
 from ciflows.training.settings import TrainingSettings
@@ -36,6 +37,8 @@ class CapturedStep(Step):
     Arguments:
         batch: A batch of the shape that every step will have.
     """
+
+    make_optimizer = RowOptimizer
 
     def __init__(self, flow: Flow, settings: TrainingSettings, noise: Noise, batch: Rows) -> None:
         super().__init__(flow, settings, noise)

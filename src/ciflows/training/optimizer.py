@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Optimizer", "orthogonalised"]
+__all__ = ["Adam", "Optimizer", "gradients", "orthogonalised"]
 
 import math
 from collections.abc import Sequence
@@ -49,17 +49,17 @@ class Optimizer:
         held = {id(p) for p in matrices}
         others = [p for p in parameters if id(p) not in held]
         self.places = {id(p): place for place, p in enumerate(parameters)}
-        self.adams = [_Adam(some, weight_decay) for some in grouped(others, lambda p: p.dtype)]
+        self.others = grouped(others, lambda p: p.dtype)
+        self.adams = [Adam(self._pack(some), weight_decay) for some in self.others]
         self.rate = torch.tensor(rate, device=parameters[0].device)
 
     def state(self) -> dict[str, Tensor]:
         """What a step changes beside the parameters, by name."""
         state = {f"muon.{index}": value for index, value in enumerate(self.momenta)}
-        for adam in self.adams:
-            places = [self.places[id(p)] for p in adam.parameters]
-            for name, values in (("step", adam.counts), ("mean", adam.means), ("square", adam.squares)):
-                pairs = zip(places, values, strict=True)
-                state |= {f"adam.{place}.{name}": value for place, value in pairs}
+        for some, adam in zip(self.others, self.adams, strict=True):
+            for p, *moments in zip(some, *self._moments(some, adam), strict=True):
+                names = (f"adam.{self.places[id(p)]}.{name}" for name in ("step", "mean", "square"))
+                state |= zip(names, moments, strict=True)
         return state
 
     def set_rate(self, rate: float) -> None:
@@ -74,11 +74,10 @@ class Optimizer:
         """Take a step with gradients clipped to this norm; their norm before (). None counts as 0."""
         for p in self.parameters:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, clip)
-        for adam in self.adams:
-            adam.step(self.rate)
-        for matrices, momentum in zip(self.matrices, self.momenta, strict=True):
-            grad = torch.stack([cast(Tensor, p.grad) for p in matrices])
+        norm, rows, stacks = self._gather(clip)
+        for some, adam, grads in zip(self.others, self.adams, rows, strict=True):
+            self._step_adam(some, adam, grads)
+        for matrices, momentum, grad in zip(self.matrices, self.momenta, stacks, strict=True):
             momentum.lerp_(grad, 1 - MOMENTUM)
             size = ADAM_SHARE * max(momentum.shape[1:]) ** 0.5
             change = orthogonalised(grad.lerp(momentum, MOMENTUM)) * (-size * self.rate)
@@ -88,38 +87,60 @@ class Optimizer:
             torch._foreach_add_(values, list(change.unbind()))
         return norm
 
+    def _pack(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Tensors as Adam gets them."""
+        return [*tensors]
 
-class _Adam:
-    """`torch.optim.AdamW` with its defaults, for parameters of one type.
+    def _moments(self, some: Sequence[Tensor], adam: Adam) -> tuple[list[Tensor], ...]:
+        """Adam's counts, means and squares of these parameters."""
+        return adam.counts, adam.means, adam.squares
+
+    def _gather(self, clip: float) -> tuple[Tensor, list[list[Tensor]], list[Tensor]]:
+        """The gradients' norm; the clipped gradients, packed for Adam; those of Muon's matrices."""
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, clip)
+        return norm, [self._pack(gradients(some)) for some in self.others], self._stack()
+
+    def _stack(self) -> list[Tensor]:
+        return [torch.stack(gradients(some)) for some in self.matrices]
+
+    def _step_adam(self, some: Sequence[Tensor], adam: Adam, grads: list[Tensor]) -> None:
+        adam.step([*some], grads, self.rate)
+
+
+def gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Their gradients, of which none is None."""
+    return [cast(Tensor, p.grad) for p in parameters]
+
+
+class Adam:
+    """`torch.optim.AdamW` with its defaults, for tensors of one type.
 
     That class imports torch's compiler, which takes a second: longer than a small model's first step. So
     this calls the kernel that it calls; if a release of torch lacks it, plain operations run.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], weight_decay: float) -> None:
-        self.parameters: list[Tensor] = [*parameters]
+    def __init__(self, values: Sequence[Tensor], weight_decay: float) -> None:
         self.weight_decay = weight_decay
-        self.counts = [torch.zeros((), device=p.device) for p in parameters]
-        self.means = [torch.zeros_like(p, requires_grad=False) for p in parameters]
-        self.squares = [torch.zeros_like(p, requires_grad=False) for p in parameters]
+        self.counts = [torch.zeros((), device=value.device) for value in values]
+        self.means = [torch.zeros_like(value, requires_grad=False) for value in values]
+        self.squares = [torch.zeros_like(value, requires_grad=False) for value in values]
 
-    def step(self, rate: Tensor) -> None:
+    def step(self, values: list[Tensor], grads: list[Tensor], rate: Tensor) -> None:
         torch._foreach_add_(self.counts, 1)
-        grads = [cast(Tensor, p.grad) for p in self.parameters]
         if hasattr(torch, "_fused_adamw_"):
             torch._fused_adamw_(
-                self.parameters, grads, self.means, self.squares, [], self.counts, lr=rate,
+                values, grads, self.means, self.squares, [], self.counts, lr=rate,
                 beta1=BETAS[0], beta2=BETAS[1], eps=EPSILON, weight_decay=self.weight_decay,
                 amsgrad=False, maximize=False,
             )  # fmt: skip
             return
-        parts = zip(self.parameters, grads, self.means, self.squares, self.counts, strict=True)
-        for p, grad, mean, square, count in parts:
+        parts = zip(values, grads, self.means, self.squares, self.counts, strict=True)
+        for value, grad, mean, square, count in parts:
             shrunk, shrunk_square = (1 - beta ** count.double() for beta in BETAS)
             mean.lerp_(grad, 1 - BETAS[0])
             square.lerp_(grad.square(), 1 - BETAS[1])
-            p.mul_(1 - rate * self.weight_decay)
-            p.sub_(rate / shrunk * mean / (square / shrunk_square).sqrt().add_(EPSILON))
+            value.mul_(1 - rate * self.weight_decay)
+            value.sub_(rate / shrunk * mean / (square / shrunk_square).sqrt().add_(EPSILON))
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ __all__ = ["Step", "make_step"]
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ class Step:
         total: Number of rows in the whole batch; None if this process has them all.
     """
 
+    make_optimizer: ClassVar[type[Optimizer]] = Optimizer
+
     def __init__(
         self,
         flow: Flow,
@@ -60,7 +63,7 @@ class Step:
             if isinstance(part, ResNet):
                 part.mixed = settings.precision == "mixed"
         self.parameters = [p for p in flow.parameters() if p.requires_grad]
-        self.optimizer = Optimizer(
+        self.optimizer = self.make_optimizer(
             self.parameters,
             settings.learning_rate,
             settings.weight_decay,
