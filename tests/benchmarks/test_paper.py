@@ -79,13 +79,10 @@ def test_the_queue_has_every_row_with_a_configuration() -> None:
     for job in jobs:
         assert job.config().seed == job.seed
         pair = next((one for one in jobs if one.row.name == job.row.pair and one.data == job.data), None)
-        if pair is not None:  # plain and indexed train for as long, on the same schedule
+        if pair is not None:  # the plain flow never trains for fewer steps, and on the same schedule
             ours, plain = (one.config().training for one in (job, pair._replace(table=job.table)))
-            assert (ours.steps, ours.max_minutes, ours.schedule) == (
-                plain.steps,
-                plain.max_minutes,
-                plain.schedule,
-            )
+            assert ours.steps <= plain.steps
+            assert (ours.max_minutes, ours.schedule) == (plain.max_minutes, plain.schedule)
 
 
 def test_commands_train_what_the_queue_trains() -> None:
