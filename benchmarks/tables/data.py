@@ -58,12 +58,16 @@ class Table(NamedTuple):
     """A table's rows as all methods get them: columns of mean 0 and variance 1 over the training rows.
 
     Log-likelihoods are in these units, the same for all methods.
+
+    Attributes:
+        groups: Number of groups in training, if rows belong to groups.
     """
 
     name: str
     train: np.ndarray
     validation: np.ndarray
     test: np.ndarray
+    groups: int | None = None
 
 
 def read_suite() -> list[Entry]:
@@ -95,9 +99,12 @@ def load_table(entry: Entry, most: int | None = None) -> Table:
     values = np.stack([column for column in columns if column is not None], axis=1)
     order = random.permutation(len(values))[:most]
     groups = pd.factorize(frame[entry.group])[0] if entry.group else np.arange(len(values))
-    train, validation, test = (values[part] for part in _split(order, groups))
+    places = _split(order, groups)
+    train, validation, test = (values[part] for part in places)
     mean, scale = train.mean(0), train.std(0)
-    return Table(entry.name, *((part - mean) / scale for part in (train, validation, test)))
+    in_training = len(np.unique(groups[places[0]])) if entry.group else None
+    train, validation, test = ((part - mean) / scale for part in (train, validation, test))
+    return Table(entry.name, train, validation, test, in_training)
 
 
 def _split(order: np.ndarray, groups: np.ndarray) -> list[np.ndarray]:

@@ -90,7 +90,8 @@ def _dataset(table: Table) -> tuple[Dataset, Schema]:
     settings = PLAIN_TABLE.model_copy(update=densities)
     schema = survey_table(frames[:1], settings)
     train, validation, test = (schema.encode(frame).x for frame in frames)
-    return Dataset(table.name, train, validation, test, schema.names, 0, "", None, schema), schema
+    known = (table.name, train, validation, test, schema.names, 0, "", None, schema)
+    return Dataset(*known, groups=table.groups), schema
 
 
 def _frame(rows: np.ndarray) -> pl.DataFrame:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 import ciflows
+from ciflows.tables import start
 
 
 def test_a_mixture_of_flows_that_helps_is_kept_and_saved(tmp_path: Path) -> None:
@@ -41,3 +43,17 @@ def test_a_large_table_has_all_of_the_time_for_one_flow(tmp_path: Path) -> None:
     small = {"layers": 1, "hidden": [8], "steps": 80, "validate_every": 20, "validation_samples": 2}
     run = ciflows.fit(frame, "cif-nsf", out=tmp_path / "run", **small)
     assert "members" not in run.metrics
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_panel_is_as_large_as_it_has_groups(
+    grouped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "FEW_ROWS", 100)
+    which, random = np.repeat(np.arange(60), 10), np.random.default_rng(0)
+    where = 10 * np.sign(random.normal(size=(2, 60)))[:, which]  # four clusters
+    frame = dict(zip("ab", where + random.normal(size=(2, 600)), strict=True))
+    named = {"group": "who"} if grouped else {"exclude": ["who"]}
+    small = {"layers": 1, "hidden": [8], "steps": 20, "validate_every": 20, "validation_samples": 2}
+    run = ciflows.fit(frame | {"who": which}, "nsf", out=tmp_path / "run", **named, **small)
+    assert (len(run.flow.base.means) >= 4) == grouped

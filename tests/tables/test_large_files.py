@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -65,13 +66,21 @@ def test_a_large_file_without_names_and_a_damaged_one(tmp_path: Path) -> None:
         list(read_chunks(tmp_path / "bad.parquet"))
 
 
-@pytest.mark.parametrize("given", [[], ["x2"]])
+@pytest.mark.parametrize(("given", "group"), [([], None), (["x2"], None), ([], "who")])
 def test_a_large_table_is_prepared_once_and_split_as_a_small_one(
-    given: list[str], tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch
+    given: list[str],
+    group: str | None,
+    tmp_path: Path,
+    data_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = tmp_path / "data.parquet"
-    numbers().with_columns(w=pl.lit(2.0) + pl.col("x2").abs()).write_parquet(path)
-    settings = ciflows.tables.TableSettings.model_validate({"given": given, "weights": "w"})
+    frame = numbers().with_columns(w=pl.lit(2.0) + pl.col("x2").abs())
+    named: dict[str, Any] = {"given": given, "weights": "w"}
+    if group is not None:
+        frame, named["group"] = frame.with_columns(who=pl.int_range(pl.len()) // 7), group
+    frame.write_parquet(path)
+    settings = ciflows.tables.TableSettings.model_validate(named)
     small = load_dataset(str(path), table=settings)
     monkeypatch.setattr(tables, "LARGE", 0)
     said: list[str] = []
@@ -85,6 +94,8 @@ def test_a_large_table_is_prepared_once_and_split_as_a_small_one(
         assert torch.equal(one.weight, other.weight)  # type: ignore[arg-type]
         assert given == [] or torch.equal(one.context, other.context)  # type: ignore[arg-type]
     assert large.fingerprint == again.fingerprint
+    assert small.groups == large.groups == again.groups
+    assert (small.groups is None) == (group is None)
 
 
 def test_scores_of_pieces_are_those_of_the_whole(

@@ -483,6 +483,8 @@ def test_duplicates_are_counted_and_groups_stay_together() -> None:
     assert any("also in training" in sentence for sentence in said)
     grouped = prepare_table(lambda: [frame], TableSettings.model_validate({"group": "who"}))
     assert grouped.duplicates == 0
+    assert grouped.groups == len(grouped.parts[0]) // 3
+    assert table.groups is None
     assert grouped.schema.names == ("x", "y")
     assert grouped.schema.measure == {"x": "density", "y": "density"}
     assert sum(map(len, grouped.parts)) == 300

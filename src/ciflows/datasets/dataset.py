@@ -70,6 +70,7 @@ class Dataset(NamedTuple):
         weights: Weights of the rows of each part, 1 on average; None if all count the same.
         duplicates: Rows for validation or testing that are also in training, to the last value.
         left_out: Rows of validation and test that hold what training rows rule out.
+        groups: Number of groups in training, if rows belong to groups.
     """
 
     name: str
@@ -85,6 +86,12 @@ class Dataset(NamedTuple):
     weights: tuple[Tensor, ...] | None = None
     duplicates: int = 0
     left_out: tuple[int, int] = (0, 0)
+    groups: int | None = None
+
+    @property
+    def independent_rows(self) -> int:
+        """Number of training rows or, since the rows of a group are alike, of groups."""
+        return len(self.train) if self.groups is None else self.groups
 
     def rows(self, part: Literal["train", "validation", "test"]) -> Rows:
         """A part's points, with what belongs to them."""
@@ -229,17 +236,19 @@ def _load_table(name: str, settings: TableSettings, say: Say, watch: Watch) -> D
         return table_dataset(name, chunks, settings, say, watch)
 
     def prepare() -> Parts:
-        schema, parts, duplicates, left_out = prepare_table(chunks, settings, say, watch, _mapped)
-        facts = {"schema": schema.model_dump(), "duplicates": duplicates, "left_out": list(left_out)}
-        train, validation, test = parts
-        return Parts(train, validation, test, schema.names, facts)
+        table = prepare_table(chunks, settings, say, watch, _mapped)
+        facts = {"schema": table.schema.model_dump(), "duplicates": table.duplicates}
+        facts |= {"left_out": list(table.left_out), "groups": table.groups}
+        train, validation, test = table.parts
+        return Parts(train, validation, test, table.schema.names, facts)
 
     form = hashlib.sha256(settings.model_dump_json().encode()).hexdigest()
     prepared = load_prepared(Source(data_name(name), f"table-{form[:16]}", files), prepare, say)
     facts = prepared.facts
     schema = parse_settings(Schema, facts["schema"], "the schema in the cache")
     parts = [part.numpy() for part in prepared[:3]]
-    table = PreparedTable(schema, parts, facts["duplicates"], tuple(facts["left_out"]))
+    left_out, groups = tuple(facts["left_out"]), facts.get("groups")
+    table = PreparedTable(schema, parts, facts["duplicates"], left_out, groups)
     return _unpack(name, table, prepared.fingerprint)
 
 
@@ -261,7 +270,7 @@ def _unpack(name: str, table: PreparedTable, fingerprint: str) -> Dataset:
         mean = parts[0][:, -1].mean()
         weights = tuple((part[:, -1] / mean).float() for part in parts)
     known = (name, train, validation, test, schema.names, SPLIT_SEED, fingerprint, None, schema)
-    return Dataset(*known, contexts, weights, table.duplicates, table.left_out)
+    return Dataset(*known, contexts, weights, table.duplicates, table.left_out, table.groups)
 
 
 def _load_folder(name: str, say: Say) -> Dataset:

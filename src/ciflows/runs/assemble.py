@@ -108,7 +108,7 @@ def other_starts(config: RunConfig, dataset: Dataset, flow: Flow) -> dict[Varian
     """
     own, columns = variant_of(config, flow), flow.layers[0] if len(flow.layers) else None
     restarts = any(layer.starts_from_data for layer in flow.layers)
-    few = few_rows(dataset.rows("train"))
+    few = few_rows(dataset.independent_rows)
     if not own.components or not isinstance(columns, ColumnLayer) or restarts or not few:
         return {}
     mixture = cast(GaussianMixture, flow.base)
@@ -240,7 +240,8 @@ def _start_table_flow(flow: Flow, schema: Schema, dataset: Dataset) -> Flow:
     """Add the layers of a table's columns; start from a mixture of Gaussians where possible."""
     layer, base = column_layer(schema, dataset.rows("train")), flow.base
     if start_as_identity(flow) and not schema.given and isinstance(base, StandardNormal):
-        base = fit_base(layer, dataset.rows("train"), dataset.rows("validation"))
+        few = few_rows(dataset.independent_rows)
+        base = fit_base(layer, dataset.rows("train"), dataset.rows("validation"), few)
     return Flow([layer, *flow.layers], base)
 
 

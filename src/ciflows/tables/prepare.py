@@ -37,10 +37,17 @@ NAMES = ("training", "validation", "test")
 
 
 class Split(NamedTuple):
-    """Where each row goes: `place` (rows,) in the order train, validation, test, and the three sizes."""
+    """Where each row goes.
+
+    Attributes:
+        place: Place of each row (rows,) in the order train, validation, test.
+        sizes: Number of rows of each part.
+        groups: Number of groups in training, if rows belong to groups.
+    """
 
     place: NDArray[np.int64]
     sizes: tuple[int, int, int]
+    groups: int | None = None
 
     def part(self) -> NDArray[np.uint8]:
         """The part of each row: 0, 1 or 2."""
@@ -57,12 +64,14 @@ class PreparedTable(NamedTuple):
         parts: The rows of each part, packed side by side: points, contexts, weights.
         duplicates: Rows for validation or testing that are in training to the last value.
         left_out: Rows of validation and test that hold what training rows rule out.
+        groups: Number of groups in training, if rows belong to groups.
     """
 
     schema: Schema
     parts: list[Array]
     duplicates: int
     left_out: tuple[int, int]
+    groups: int | None
 
 
 def prepare_table(
@@ -91,7 +100,7 @@ def prepare_table(
             "training, to the last value: the test favours what remembers them (group keeps rows "
             "together)."
         )
-    return PreparedTable(schema, parts, table.duplicates, left_out)
+    return PreparedTable(schema, parts, table.duplicates, left_out, split.groups)
 
 
 def _counts(left_out: tuple[int, int], split: Split) -> str:
@@ -124,7 +133,8 @@ def split_rows(rows: int, what: str = "rows", groups: NDArray[np.uint64] | None 
     ends = np.cumsum(np.bincount(rank[group]))  # rows up to the end of each group, in the groups' order
     last = _nearest_end(ends[:-1], rows - held_out)
     first = _nearest_end(ends[: np.searchsorted(ends, last)], rows - 2 * held_out)
-    return Split(np.argsort(order), (first, last - first, rows - last))
+    in_training = int(np.searchsorted(ends, first)) + 1
+    return Split(np.argsort(order), (first, last - first, rows - last), in_training)
 
 
 def _nearest_end(ends: NDArray[np.int64], wanted: int) -> int:

@@ -263,18 +263,18 @@ def start_as_identity(flow: Flow) -> bool:
     return z.shape == x.shape and torch.allclose(z, x, atol=1e-4)
 
 
-def fit_base(layer: ColumnLayer, train: Rows, validation: Rows) -> GaussianMixture:
+def fit_base(layer: ColumnLayer, train: Rows, validation: Rows, few: bool) -> GaussianMixture:
     """The mixture that is best in validation, of few and many components, alike and unlike.
 
-    With more than `FEW_ROWS` rows it is one Gaussian: a flow that starts from many mostly stays closer
-    to the training rows than is good, where there are enough rows to find clusters by itself.
+    Unless the rows are few it is one Gaussian: a flow that starts from many mostly stays closer to the
+    training rows than is good, where there are enough rows to find clusters by itself.
     """
-    return _best_mixture(layer, train, validation, COMPONENTS if few_rows(train) else (1,))
+    return _best_mixture(layer, train, validation, COMPONENTS if few else (1,))
 
 
-def few_rows(train: Rows) -> bool:
+def few_rows(rows: int) -> bool:
     """Whether a table is small: several flows are worth a try, over a mixture and beside it."""
-    return len(train) <= FEW_ROWS
+    return rows <= FEW_ROWS
 
 
 @torch.no_grad()
