@@ -26,7 +26,7 @@ def test_half_of_the_suite_is_held_out() -> None:
 
 def test_a_shipped_table_is_standardised_by_its_training_rows() -> None:
     table = load_table(Entry("iris", "development", "sklearn", "iris"))
-    assert [part.shape for part in table[1:]] == [(120, 4), (15, 4), (15, 4)]
+    assert [part.shape for part in table[1:4]] == [(120, 4), (15, 4), (15, 4)]
     assert np.allclose(table.train.mean(0), 0)
     assert np.allclose(table.train.std(0), 1)
     again = load_table(Entry("iris", "development", "sklearn", "iris"))
