@@ -85,6 +85,7 @@ def test_weights_count() -> None:
     weight = torch.where(positive, expected, (1 - 0.25) / (1 - positive.double().mean()))
     assert verdict(normal_entry(data, weight)).headline.startswith("maf: fits; no")
     assert verdict(normal_entry(data)).headline.startswith("maf: does not fit; 2 of 2 columns do not")
+    assert verdict(normal_entry(data, torch.zeros_like(weight))).headline.startswith("maf: not tested")
     even = resampled(Rows(torch.arange(4.0)[:, None], weight=torch.tensor([0.0, 1, 0, 3])))
     assert even.x[:, 0].tolist() == [1, 3, 3, 3]
 

@@ -69,6 +69,8 @@ class Summary(NamedTuple):
         return max(self.widened / self.points, self.pareto_share) > DOUBTFUL_SHARE
 
     def __str__(self) -> str:
+        if math.isnan(self.log_prob):
+            return f"no finite log-likelihood over {self.points} rows"
         error = "" if math.isnan(self.std_error) else f" ± {self.std_error:.4f}"  # as of one row
         mean = f"{self.log_prob:.4f}{error} nats over {self.points} rows"
         if self.samples == 1 and self.monte_carlo_error == 0:

@@ -68,6 +68,8 @@ def judge(entries: Sequence[Entry], columns: Columns | None, scores: Sequence[Sc
     best = max(range(len(entries)), key=lambda k: _log_prob(entries[k]))
     entry, metrics = entries[best], entries[best].metrics
     findings = [_reached(entry)] if math.isfinite(_log_prob(entry)) else []
+    if entry.dataset.weights is not None and not entry.dataset.weights[2].any():
+        findings, columns = [Finding(True, "All test rows have weight 0.", "not tested")], None
     if columns is not None:
         fit = _calibration(scores[best], columns, best)
         findings += [fit if metrics.get("gap") is None else fit._replace(short="")]  # the gap says more
