@@ -55,6 +55,7 @@ from ciflows.tables.cells import Cells
 from ciflows.tables.column_layer import ColumnLayer
 from ciflows.tables.jumps import Jumps
 from ciflows.tables.marginals import Smooth
+from ciflows.tables.without_tails import WithoutTails
 from ciflows.tables.wrapped import Wrapped
 
 M = TypeVar("M", bound=nn.Module)
@@ -305,6 +306,9 @@ LAYERS: dict[str, Case] = {
     "split, conditional": Case(lambda: Split((4, 3, 3), image_normal((2, 3, 3), 2)), (4, 3, 3)),
     "split, flow as conditional": Case(
         lambda: Split((4, 2, 2), Flow([coupling((2, 2, 2), "channel", context_channels=2)])), (4, 2, 2)
+    ),
+    "without tails": Case(
+        lambda: WithoutTails(torch.tensor([0.0, 0.5, 3.0]), torch.rand(3), 0.5 + torch.rand(3)), (3,)
     ),
     "columns, smooth": Case(
         lambda: ColumnLayer(4, [([0, 1, 2, 3], smooth())]), (4,), domain=torch.sigmoid

@@ -15,6 +15,7 @@ __all__ = [
     "variant_of",
 ]
 
+import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
@@ -35,7 +36,14 @@ from ciflows.runs.config import RunConfig
 from ciflows.runs.folder import about_run, read_schema
 from ciflows.tables import Schema
 from ciflows.tables.column_layer import ColumnLayer
-from ciflows.tables.start import column_layer, few_rows, fit_base, start_as_identity
+from ciflows.tables.start import (
+    column_layer,
+    few_rows,
+    fit_base,
+    fit_without_tails,
+    start_as_identity,
+)
+from ciflows.tables.without_tails import WithoutTails
 from ciflows.training.processes import Processes
 
 COARSEST = 1e-3  # rounding of the largest value, relative to a column's standard deviation
@@ -82,11 +90,13 @@ class Variant(NamedTuple):
         residual: Whether the networks are residual.
         components: Number of Gaussians in the base; 0 for the model's own base.
         trained: Whether there are layers to train between the columns and the base.
+        tails: Whether the base is over the columns' scores; otherwise what they do to tails is undone.
     """
 
     residual: bool
     components: int
     trained: bool = True
+    tails: bool = True
 
 
 def variant_of(config: RunConfig, flow: Flow) -> Variant:
@@ -104,7 +114,8 @@ def other_starts(config: RunConfig, dataset: Dataset, flow: Flow) -> dict[Varian
 
     They are for small tables: on a larger one the time to try them is better spent on training. One has
     random first weights over the model's own base, one residual networks. Not to be trained: the mixture
-    of Gaussians that the flow starts from. All have the same layer of columns.
+    of Gaussians that the flow starts from, or a better one of columns with their own tails. All have the
+    same layer of columns.
     """
     own, columns = variant_of(config, flow), flow.layers[0] if len(flow.layers) else None
     restarts = any(layer.starts_from_data for layer in flow.layers)
@@ -115,11 +126,14 @@ def other_starts(config: RunConfig, dataset: Dataset, flow: Flow) -> dict[Varian
     variants = [own._replace(components=0)]
     if _may_be_residual(config):
         variants.append(own._replace(residual=True))
-    variants.append(Variant(False, len(mixture.means), trained=False))
     found = {variant: _variant_flow(config, flow, variant) for variant in variants}
     for variant, other in found.items():
         if variant.components:
             other.base.load_state_dict(mixture.state_dict())
+    straight = fit_without_tails(columns, mixture, dataset.rows("train"), dataset.rows("validation"))
+    layers, base = ([], copy.deepcopy(mixture)) if straight is None else ([straight[0]], straight[1])
+    fixed = Variant(False, len(base.means), trained=False, tails=straight is None)
+    found[fixed] = _to_precision(Flow([columns, *layers], base), flow.dtype)
     return found
 
 
@@ -142,14 +156,18 @@ def _variant_flow(config: RunConfig, flow: Flow, variant: Variant) -> Flow:
     model = _build_model(config, flow.shape, 0, indexed=False)
     if variant.components:
         start_as_identity(model)
-    return _over_columns(flow.layers[0], model, variant.components, variant.trained)
+    if not variant.tails:
+        some = torch.ones(model.shape)
+        model = _to_precision(Flow([WithoutTails(some, some, some)], model.base), model.dtype)
+    elif not variant.trained:
+        model = Flow([], model.base)
+    return _over_columns(flow.layers[0], model, variant.components)
 
 
-def _over_columns(columns: Layer, model: Flow, components: int, trained: bool = True) -> Flow:
+def _over_columns(columns: Layer, model: Flow, components: int) -> Flow:
     """A model behind a layer of columns, over a mixture of Gaussians, or over its own base for none."""
     base = GaussianMixture(components, model.shape[0]) if components else model.base
-    layers = [columns, *(model.layers if trained else [])]
-    return _to_precision(Flow(layers, base), model.dtype)
+    return _to_precision(Flow([columns, *model.layers], base), model.dtype)
 
 
 def _may_be_residual(config: RunConfig) -> bool:

@@ -5,16 +5,17 @@ Layers of a model that start as the identity stand between the two and are train
 
 from __future__ import annotations
 
-__all__ = ["column_layer", "few_rows", "fit_base", "start_as_identity"]
+__all__ = ["column_layer", "few_rows", "fit_base", "fit_without_tails", "start_as_identity"]
 
 import math
 from collections.abc import Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from ciflows.core.flow import Flow
+from ciflows.core.layer import Layer
 from ciflows.core.noise import Noise
 from ciflows.core.rows import Rows
 from ciflows.layers import AutoregressiveSpline, ZukoBijection
@@ -29,6 +30,7 @@ from ciflows.tables.marginals import Marginal, Smooth
 from ciflows.tables.rounded import Rounded
 from ciflows.tables.schema import Schema
 from ciflows.tables.tails import choose_tail, spread
+from ciflows.tables.without_tails import WithoutTails, find_tails
 from ciflows.tables.wrapped import Wrapped
 
 FIT_ROWS = 200_000
@@ -42,6 +44,7 @@ SMOOTHING = 0.5  # rows added to each level, atom or tail: one that was not seen
 FITTED = ("nearest", "inner", "centre", "scale", "tail", "mean", "std")  # by a smooth map, to data
 NARROWEST, WIDEST = 1e-3, 0.5  # scale of a circular column's scores, in periods
 MOST_SMOOTHING = 5.0  # rows added to a column in all
+HEAVY = 30.0  # standard deviations: a row so far away has no place in a mixture of Gaussians
 
 
 def column_layer(schema: Schema, rows: Rows | None = None) -> ColumnLayer:
@@ -269,7 +272,23 @@ def fit_base(layer: ColumnLayer, train: Rows, validation: Rows, few: bool) -> Ga
     Unless the rows are few it is one Gaussian: a flow that starts from many mostly stays closer to the
     training rows than is good, where there are enough rows to find clusters by itself.
     """
-    return _best_mixture(layer, train, validation, COMPONENTS if few else (1,))
+    return _best_mixture(_encode([layer], train, validation), COMPONENTS if few else (1,))
+
+
+def fit_without_tails(
+    layer: ColumnLayer, base: GaussianMixture, train: Rows, validation: Rows
+) -> tuple[WithoutTails, GaussianMixture] | None:
+    """A mixture over scores with the tails of the file, if validation prefers it to that over `base`."""
+    straight = find_tails(layer)
+    if straight is None:
+        return None
+    before = _encode([layer], train, validation)
+    straight.standardise(before.z)
+    encoded = _encode([layer, straight], train, validation)
+    if not encoded.z.abs().max() < HEAVY:
+        return None
+    mixture = _best_mixture(encoded, COMPONENTS)
+    return (straight, mixture) if encoded.score(mixture) > before.score(base) else None
 
 
 def few_rows(rows: int) -> bool:
@@ -277,25 +296,56 @@ def few_rows(rows: int) -> bool:
     return rows <= FEW_ROWS
 
 
+class _Encoded(NamedTuple):
+    """Some training and validation rows, as a mixture of Gaussians gets them.
+
+    Attributes:
+        z: Training rows (rows, features).
+        weight: Their weights (rows,), if they count differently.
+        held_out: Validation rows, with weights.
+        draws: Scores and log-weights of the validation rows, several times where they are drawn.
+    """
+
+    z: Tensor
+    weight: Tensor | None
+    held_out: Rows
+    draws: list[tuple[Tensor, Tensor]]
+
+    @torch.no_grad()
+    def score(self, mixture: GaussianMixture) -> float:
+        """The mean log-likelihood of the validation rows."""
+        dtype = mixture.means.dtype
+        log_weights = torch.stack([mixture.log_weight(z.to(dtype)) + log for z, log in self.draws])
+        log_prob = torch.logsumexp(log_weights, 0) - math.log(len(self.draws))
+        return self.held_out.mean(log_prob).item()
+
+
 @torch.no_grad()
-def _best_mixture(
-    layer: ColumnLayer, train: Rows, validation: Rows, choices: Sequence[int]
-) -> GaussianMixture:
-    noise = Noise.seeded(SEED)
-    rows, held_out = train[:BASE_ROWS], validation[:BASE_VALIDATION]
-    z, _ = layer.encode(rows.x, noise=noise)
-    draws = 1 if layer.exact else BASE_DRAWS
-    encoded = [layer.encode(held_out.x, noise=noise) for _ in range(draws)]
-    best, best_score, worse = GaussianMixture(1, z.shape[1]), -math.inf, 0
+def _encode(layers: Sequence[Layer], train: Rows, validation: Rows) -> _Encoded:
+    noise, rows, held_out = Noise.seeded(SEED), train[:BASE_ROWS], validation[:BASE_VALIDATION]
+
+    def encode(x: Tensor) -> tuple[Tensor, Tensor]:
+        log_weights = []
+        for layer in layers:
+            x, log_weight = layer.encode(x, noise=noise)
+            log_weights.append(log_weight)
+        return x, sum(log_weights[1:], log_weights[0])
+
+    z, _ = encode(rows.x)
+    count = 1 if all(layer.exact for layer in layers) else BASE_DRAWS
+    return _Encoded(z, rows.weight, held_out, [encode(held_out.x) for _ in range(count)])
+
+
+def _best_mixture(encoded: _Encoded, choices: Sequence[int]) -> GaussianMixture:
+    features = encoded.z.shape[1]
+    best, best_score, worse = GaussianMixture(1, features), -math.inf, 0
     for components in choices:
-        if worse == 2 or (components > 1 and 10 * components > len(z)):
+        if worse == 2 or (components > 1 and 10 * components > len(encoded.z)):
             break
         worse += 1
         for prior in PRIORS:
-            mixture = fit_mixture(z, components, prior * z.shape[1], rows.weight)
-            log_weights = torch.stack([mixture.log_weight(score) + log for score, log in encoded])
-            log_prob = torch.logsumexp(log_weights, 0) - math.log(draws)
-            score = held_out.mean(log_prob).item()
+            mixture = fit_mixture(encoded.z, components, prior * features, encoded.weight)
+            score = encoded.score(mixture)
             if score > best_score:
                 best, best_score, worse = mixture, score, 0
     return best
