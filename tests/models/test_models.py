@@ -283,3 +283,23 @@ def test_normalisation_lifts_the_bound_on_a_residual_flow() -> None:
     entropy = 2 * math.log(1e-3) + math.log(2 * math.pi * math.e)
     assert means[False] <= bound
     assert means[True] > -entropy - 0.5
+
+
+def test_an_informative_index_starts_with_q_as_p_and_moves_x() -> None:
+    x = torch.randn(500, 2)
+    flow = small("cif-nsf", index_start="informative").eval()
+    identity = small("cif-nsf").eval()
+    for layer in (part for part in flow.layers if isinstance(part, Indexed)):
+        assert isinstance(layer.prior, ConditionalNormal)
+        assert isinstance(layer.posterior, ConditionalNormal)
+        mean, log_std = layer.prior.network(x).chunk(2, -1)
+        assert mean.std() > log_std.exp().mean()  # u tells rows apart
+        assert torch.equal(layer.posterior.network(x), layer.prior.network(x))
+        u = torch.tensor([[-1.0], [1.0]])
+        low, high = (layer.family.encode(x, each.expand(len(x), 1))[0] for each in u)
+        assert (low - high).abs().max() > 0.01
+    assert flow.log_prob(x, 10, seed=0).isfinite().all()
+    affine = next(part for part in identity.layers if isinstance(part, Indexed)).family
+    assert torch.equal(affine.encode(x, torch.ones(len(x), 1))[0], x)
+    with pytest.raises(UserError, match="needs equal prior_hidden and posterior_hidden"):
+        small("cif-nsf", index_start="informative", prior_hidden=[8])

@@ -75,3 +75,15 @@ def test_a_panel_is_as_large_as_it_has_groups(
     small = {"layers": 1, "hidden": [8], "steps": 20, "validate_every": 20, "validation_samples": 2}
     run = ciflows.fit(frame | {"who": which}, "nsf", out=tmp_path / "run", **named, **small)
     assert (len(run.flow.base.means) >= 4) == grouped
+
+
+def test_an_informative_index_keeps_the_mixture_that_a_table_starts_from(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    which = random.integers(0, 5, 600)
+    frame = {name: 10 * random.normal(size=5)[which] + random.normal(size=600) for name in "ab"}
+    small = {"layers": 1, "hidden": [8], "steps": 20, "validate_every": 20, "validation_samples": 2}
+    small |= {"staged": False, "index_start": "informative"}
+    run = ciflows.fit(frame, "cif-nsf", out=tmp_path / "run", **small)
+    assert len(run.flow.base.means) >= 5
+    again = ciflows.load_run(tmp_path / "run")
+    assert torch.equal(again.log_prob(frame, seed=0), run.log_prob(frame, seed=0))

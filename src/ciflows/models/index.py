@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["IndexSettings", "add_index", "identity_index", "indexed_affine", "with_index"]
+__all__ = ["IndexSettings", "add_index", "indexed_affine", "with_index"]
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -14,6 +15,7 @@ from ciflows.core.density import ConditionalNormal, StandardNormal
 from ciflows.core.flow import Flow
 from ciflows.core.indexed import Indexed
 from ciflows.core.layer import Bijection, Layer
+from ciflows.errors import UserError
 from ciflows.layers import Affine
 from ciflows.networks import MLP
 from ciflows.settings import Settings, Sizes
@@ -32,6 +34,11 @@ class IndexSettings(Settings):
     affine_hidden: Sizes = Field([64, 64], description="hidden sizes of the network of s and t")
     prior_hidden: Sizes = Field([64, 64], description="hidden sizes of the network of p(u|z)")
     posterior_hidden: Sizes = Field([64, 64], description="hidden sizes of the network of q(u|x)")
+    index_start: Literal["identity", "informative"] = Field(
+        "identity",
+        description="identity: u changes nothing at first, and may stay idle; informative: u tells much "
+        "of z and moves it from the start",
+    )
 
 
 def indexed_affine(
@@ -69,20 +76,30 @@ def with_index(
     context_features: int,
     index: IndexSettings | None,
 ) -> list[Layer]:
-    """A flow's layers: steps of bijections, each followed by an indexed affine map that starts as the
-    identity; by none if `index` is None."""
+    """A flow's layers: steps of bijections, each followed by an indexed affine map; by none if `index`
+    is None."""
     layers: list[Layer] = []
     for step in steps:
         layers += step
         if index is not None:
-            layers.append(identity_index(features, context_features, index))
+            layers.append(_fresh_index(features, context_features, index))
     return layers
 
 
-def identity_index(features: int, context_features: int, index: IndexSettings) -> Indexed:
-    """An indexed affine map that starts as the identity: s = t = 0."""
+def _fresh_index(features: int, context_features: int, index: IndexSettings) -> Indexed:
+    if index.index_start == "identity":
+        return _make_index(features, context_features, index, zero_last=True)
+    if index.prior_hidden != index.posterior_hidden:
+        raise UserError(
+            "index_start = informative needs equal prior_hidden and posterior_hidden: q starts as p."
+        )
+    return _inform(_make_index(features, context_features, index, zero_last=False))
+
+
+def _make_index(features: int, context_features: int, index: IndexSettings, zero_last: bool) -> Indexed:
+    """An indexed affine map; with `zero_last` it starts as the identity: s = t = 0."""
     size = index.index_features or max(1, round(features / 4))
-    affine = MLP(size + context_features, 2 * features, index.affine_hidden, zero_last=True)
+    affine = MLP(size + context_features, 2 * features, index.affine_hidden, zero_last=zero_last)
     hidden = index.prior_hidden, index.posterior_hidden
     return indexed_affine(features, context_features, size, affine, *hidden)
 
@@ -118,15 +135,13 @@ def add_index(flow: Flow, settings: IndexSettings, seed: int = 0) -> Flow:
         for layer in flow.layers:
             layers.append(layer)
             if _trains(layer):
-                layers.append(
-                    _neutral_index(flow.shape[0], context, settings).to(flow.device, flow.dtype)
-                )
+                index = _inform(_make_index(flow.shape[0], context, settings, zero_last=True))
+                layers.append(index.to(flow.device, flow.dtype))
     return Flow(layers, flow.base)
 
 
-def _neutral_index(features: int, context_features: int, settings: IndexSettings) -> Indexed:
-    """An index with s = t = 0 and q = p, whose u tells much of z."""
-    layer = identity_index(features, context_features, settings)
+def _inform(layer: Indexed) -> Indexed:
+    """Let u tell much of z at the start, and q be p."""
     last = [part for part in layer.prior.modules() if isinstance(part, nn.Linear)][-1]
     means = layer.prior.shape[0]
     with torch.no_grad():
