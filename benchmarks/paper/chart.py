@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PLAIN, CIF = "#7a7a7a", "#c4501b"
 COLUMNS, WIDTH, LINE, REST = 2, 10.0, 0.42, 0.95
 NATS, BITS = "test log-likelihood, nats", "bits per dimension (better to the right)"
-GAP = "nats above the limit of the set, or above the best of ours where the limit is unknown"
+GAP = "nats above the limit, or the best of ours if unknown"
 SETS_OF_ONE_PANEL = 3  # a table of more data sets has one panel, with its sets as lines
 
 
