@@ -7,6 +7,7 @@ from __future__ import annotations
 
 __all__ = ["column_layer", "few_rows", "fit_base", "fit_without_tails", "start_as_identity"]
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import NamedTuple, cast
@@ -280,7 +281,11 @@ def fit_base(layer: ColumnLayer, train: Rows, validation: Rows, few: bool) -> Ga
 def fit_without_tails(
     layer: ColumnLayer, base: GaussianMixture, train: Rows, validation: Rows
 ) -> tuple[WithoutTails, GaussianMixture] | None:
-    """A mixture over scores with the tails of the file, if validation prefers it to that over `base`."""
+    """A mixture over scores with the tails of the file, if validation prefers it to that over `base`.
+
+    All of it is on the CPU, as the rows are, wherever the layer and the base may be.
+    """
+    layer, base = copy.deepcopy(layer).cpu(), copy.deepcopy(base).cpu()
     straight = find_tails(layer)
     if straight is None:
         return None
