@@ -285,10 +285,10 @@ def fit_without_tails(
 
     All of it is on the CPU, as the rows are, wherever the layer and the base may be.
     """
-    layer, base = copy.deepcopy(layer).cpu(), copy.deepcopy(base).cpu()
     straight = find_tails(layer)
     if straight is None:
         return None
+    layer, base = copy.deepcopy(layer).cpu(), copy.deepcopy(base).cpu()
     before = _encode([layer], train, validation)
     straight.standardise(before.z)
     encoded = _encode([layer, straight], train, validation)

@@ -5,10 +5,9 @@ from __future__ import annotations
 __all__ = ["WithoutTails", "find_tails"]
 
 import math
-from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ciflows.core.layer import Bijection
 from ciflows.core.noise import Noise
@@ -81,7 +80,7 @@ def find_tails(columns: ColumnLayer) -> WithoutTails | None:
     tail, mean, std = torch.zeros(features), torch.zeros(features), torch.ones(features)
     for places, marginal in zip(columns.places, columns.marginals, strict=True):
         if isinstance(marginal, Smooth):
-            some = cast(nn.Module, marginal)
-            for name, values in (("tail", tail), ("mean", mean), ("std", std)):
-                values[places] = some.get_buffer(name).float().cpu()
+            tail[places], mean[places], std[places] = (
+                part.float().cpu() for part in (marginal.tail, marginal.mean, marginal.std)
+            )
     return WithoutTails(tail, mean, std) if bool((tail > 0).any()) else None
