@@ -181,8 +181,11 @@ def is_staged(config: RunConfig) -> bool:
     """Whether training starts from the flow without an index, and adds the index later.
 
     A conditional density keeps its index from the start: its affine map, which sees the context, moves
-    a whole layer at once, where a spline's few bins cannot.
+    a whole layer at once, where a spline's few bins cannot. So does a flow whose index starts
+    informative: one that joins later has to start as the identity.
     """
+    if config.architecture.get("index_start") == "informative":
+        return False
     same = config.architecture.get("prior_hidden") == config.architecture.get("posterior_hidden")
     able = get_model(config.model).indexed and config.training.optimizer == "adam" and same
     return config.training.staged and able and not config.table.given
