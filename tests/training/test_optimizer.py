@@ -11,7 +11,7 @@ from ciflows.training.optimizer import ADAM_SHARE, Optimizer, orthogonalised
 
 @pytest.fixture
 def parameters() -> list[nn.Parameter]:
-    shapes = [(20, 20), (3,), (16, 40), (20, 20), (2, 20), ()]
+    shapes = [(20, 20), (3,), (16, 40), (20, 20), (2, 20), (), (16, 2, 3, 3), (16, 1, 3, 3)]
     generator = torch.Generator().manual_seed(0)
     return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
 
@@ -25,7 +25,7 @@ def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
 
 
 def is_muons(p: Tensor) -> bool:
-    return p.ndim == 2 and min(p.shape) >= 16
+    return p.ndim > 1 and min(p.flatten(1).shape) >= 16
 
 
 def give_gradients(parameters: list[nn.Parameter], seed: int) -> None:
@@ -73,9 +73,10 @@ def test_muon_has_the_matrices_and_adam_the_rest(
     for p, copy, old in zip(parameters, copies, before, strict=True):
         if is_muons(p):
             assert p.grad is not None
-            size = 0.1 * ADAM_SHARE * max(p.shape) ** 0.5
-            expected = old - size * orthogonalised(p.grad[None])[0]  # the momentum has its direction
-            torch.testing.assert_close(p.detach(), expected, atol=1e-4, rtol=1e-4)
+            rows = p.grad.flatten(1)
+            size = 0.1 * ADAM_SHARE * max(rows.shape) ** 0.5
+            change = -size * orthogonalised(rows[None])[0]  # the momentum has its direction
+            torch.testing.assert_close(p.detach(), old + change.view_as(p), atol=1e-4, rtol=1e-4)
         else:
             torch.testing.assert_close(p, copy)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from ciflows.core.hook import replaceable
 from ciflows.networks.batch_norm import BatchNorm2d
 
 
@@ -75,8 +76,15 @@ class ResNet(nn.Module):
                 h = h.contiguous(memory_format=torch.channels_last)
             for block in self.blocks:
                 h = block(h)
-            h = self.last(self.activation(self.norm(h)))
+            h = pointwise(self.last, self.activation(self.norm(h)))
         return self.scale * torch.tanh(h.to(x.dtype)) + self.shift
+
+
+@replaceable
+def pointwise(convolution: nn.Conv2d, h: Tensor) -> Tensor:
+    """A 1×1 convolution of images (rows, C, H, W)."""
+    y: Tensor = convolution(h)
+    return y
 
 
 class _Block(nn.Module):

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from ciflows.core.layer import Shape
-from ciflows.speed import cpu_spline, gpu, networks, stacked, streams
+from ciflows.speed import cpu_spline, gpu, networks, pointwise, stacked, streams
 from ciflows.speed.stacked import on
 
 
@@ -90,6 +90,7 @@ VERSIONS: dict[str, Callable[..., Any]] = {
     "log_normal": log_normal,
     "make_step": make_step,
     "place_normal": place_normal,
+    "pointwise": pointwise.pointwise,
     "spline": cpu_spline.spline,
     "spline_inverse": cpu_spline.spline_inverse,
 }

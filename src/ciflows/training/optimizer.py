@@ -27,7 +27,8 @@ class Optimizer:
     Muon (Jordan et al., 2024) makes the momentum of a matrix orthogonal before the step: of all steps of
     one spectral norm that is the steepest, and no direction has to wait for the leading ones. So it
     suits networks whose spectral norms are bounded. Its steps have the size of Adam's (Liu et al.,
-    2025), so that one learning rate serves both. Matrices of one shape take their steps together.
+    2025), so that one learning rate serves both. Matrices of one shape take their steps together; those
+    of a convolution have a row for each channel that comes out.
 
     Arguments:
         weight_decay: Share of each weight that a step removes, times the learning rate.
@@ -43,9 +44,9 @@ class Optimizer:
     ) -> None:
         self.parameters = parameters
         self.weight_decay = weight_decay
-        matrices = [p for p in parameters if muon and p.ndim == 2 and min(p.shape) >= LEAST_SIDE]
+        matrices = [p for p in parameters if muon and p.ndim > 1 and min(_rows(p).shape) >= LEAST_SIDE]
         self.matrices = grouped(matrices, lambda p: p.shape)
-        self.momenta = [some[0].new_zeros(len(some), *some[0].shape) for some in self.matrices]
+        self.momenta = [some[0].new_zeros(len(some), *_rows(some[0]).shape) for some in self.matrices]
         held = {id(p) for p in matrices}
         others = [p for p in parameters if id(p) not in held]
         self.places = {id(p): place for place, p in enumerate(parameters)}
@@ -84,7 +85,7 @@ class Optimizer:
             values = [p.detach() for p in matrices]
             if self.weight_decay:
                 torch._foreach_mul_(values, 1 - self.rate * self.weight_decay)
-            torch._foreach_add_(values, list(change.unbind()))
+            torch._foreach_add_(values, list(change.view(-1, *values[0].shape).unbind()))
         return norm
 
     def _pack(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -101,10 +102,15 @@ class Optimizer:
         return norm, [self._pack(gradients(some)) for some in self.others], self._stack()
 
     def _stack(self) -> list[Tensor]:
-        return [torch.stack(gradients(some)) for some in self.matrices]
+        return [torch.stack([_rows(grad) for grad in gradients(some)]) for some in self.matrices]
 
     def _step_adam(self, some: Sequence[Tensor], adam: Adam, grads: list[Tensor]) -> None:
         adam.step([*some], grads, self.rate)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """A weight as a matrix, with a row for each feature or channel that comes out."""
+    return tensor.flatten(1)
 
 
 def gradients(parameters: Sequence[Tensor]) -> list[Tensor]:

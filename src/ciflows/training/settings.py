@@ -26,7 +26,8 @@ class TrainingSettings(Settings):
     )
     batch_size: int = Field(1000, ge=1, description="points in one step")
     optimizer: Literal["adam", "muon"] = Field(
-        "adam", description="adam, or muon for matrices (from 16 × 16) and adam for the rest"
+        "adam",
+        description="adam, or muon for matrices and convolutions (from 16 × 16) and adam for the rest",
     )
     learning_rate: float = Field(
         4e-3, ge=0, lt=10, description="largest learning rate; 0 sets it by the number of training rows"
