@@ -127,6 +127,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     axes.set_ylim(len(panel.lines) - 0.5, -0.5)
     axes.set_title(panel.title, loc="left", fontweight="bold")
     axes.set_xlabel(panel.scale)
+    axes.locator_params(axis="x", nbins=6)
     axes.grid(axis="x", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if panel.scale == BITS:
