@@ -19,6 +19,7 @@ from ciflows.tables.start import start_as_identity
 from ciflows.training import TrainingSettings, fit_flow
 from ciflows.training.checkpoint import Checkpoints, load_tensors
 from ciflows.training.monitor import Monitor
+from ciflows.training.optimizer import Optimizer, gradients
 from ciflows.training.settings import suited_to_rows
 from ciflows.training.staged import Shares, _story, fit_staged
 
@@ -33,6 +34,14 @@ def plain_flow(context: int = 0) -> Flow:
     flow = build_model("nsf", features=2, context_features=context, layers=2, hidden=[8], seed=0)
     layers: list[Layer] = [Standardise(torch.ones(2), torch.full((2,), 2.0)), *flow.layers]  # type: ignore[list-item]
     return Flow(layers, flow.base)
+
+
+def wide_flow() -> Flow:
+    """A flow with matrices that are large enough for Muon."""
+    return build_model("nsf", features=2, layers=2, hidden=[32, 32], seed=0)
+
+
+AUTO = SETTINGS.model_copy(update={"optimizer": "auto", "learning_rate": 2e-3})
 
 
 def two_blobs(n: int, seed: int) -> Tensor:
@@ -81,8 +90,6 @@ def test_what_cannot_be_trained_in_stages_is_refused() -> None:
     x = torch.randn(10, 2)
     with pytest.raises(ValueError, match="indices already"):
         fit_staged(add_index(plain_flow(), INDEX), x, x, SETTINGS, INDEX)
-    with pytest.raises(ValueError, match="adam alone"):
-        fit_staged(plain_flow(), x, x, SETTINGS.model_copy(update={"optimizer": "muon"}), INDEX)
 
 
 @pytest.fixture
@@ -189,6 +196,27 @@ def test_the_indexed_flow_goes_on_where_the_plain_one_was(
 
 
 @pytest.mark.usefixtures("_always_race")
+def test_so_do_its_momenta_under_muon(blobs: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    index = IndexSettings(affine_hidden=[16, 16], prior_hidden=[16, 16], posterior_hidden=[16, 16])
+    settings = AUTO.model_copy(update={"steps": 100, "validate_every": 10, "optimizer": "muon"})
+    fit_staged(wide_flow(), *blobs, settings, index, shares=Shares(0.4, 0.0, 0.6), folder=tmp_path)
+    flow = wide_flow()
+    settings = settings.model_copy(update={"objective": "elbo"})
+    fit_flow(flow, *blobs, settings, checkpoints=Checkpoints(tmp_path / "again"), until=0.4)
+    plain, _ = load_tensors(tmp_path / "again" / "step-000000040.safetensors")
+    indexed, _ = load_tensors(tmp_path / "indexed" / "step-000000040.safetensors")
+    momenta = [
+        {name: value for name, value in tensors.items() if name.startswith("muon.")}
+        for tensors in (plain, indexed)
+    ]
+    assert 0 < len(momenta[0]) < len(momenta[1])
+    carried = [value for value in momenta[1].values() if value.any()]
+    for value in momenta[0].values():
+        assert any(torch.equal(value, other) for other in carried)
+    assert len(carried) == len(momenta[0])  # those of the index are fresh
+
+
+@pytest.mark.usefixtures("_always_race")
 def test_the_outcome_counts_all_stages(blobs: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     settings = SETTINGS.model_copy(update={"steps": 40, "validate_every": 5})
     first = fit_staged(plain_flow(), *blobs, settings, INDEX, folder=tmp_path)
@@ -225,6 +253,52 @@ def test_the_best_of_several_flows_has_the_rest_of_the_time(
     again = fit_staged(plain_flow(), *blobs, SHORT, INDEX, others=[trained(blobs)], folder=tmp_path)
     assert again.members == (1,)
     assert torch.equal(again.flow.log_prob(blobs[1]), staged.flow.log_prob(blobs[1]))
+
+
+class _Wide(Monitor):
+    """Keeps the name of each stage, and the best score in it."""
+
+    def __init__(self) -> None:
+        self.best: dict[str, float] = {}
+
+    def stage(self, name: str) -> None:
+        self.name = name
+
+    def record(self, step: int, values: dict[str, float], done: float) -> None:
+        score = values.get("validation", -math.inf)
+        self.best[self.name] = max(score, self.best.get(self.name, -math.inf))
+
+
+@pytest.mark.parametrize("worse", ["adam", "muon"])
+def test_the_optimizer_that_is_ahead_early_on_goes_on(
+    blobs: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worse: str
+) -> None:
+    """The worse one gets gradients of the wrong sign, so that it is sure to be worse."""
+    step = Optimizer.step
+
+    def backwards(self: Optimizer, clip: float = math.inf) -> Tensor:
+        if bool(self.matrices) is (worse == "muon"):
+            torch._foreach_neg_(gradients(self.parameters))
+        return step(self, clip)
+
+    monkeypatch.setattr(Optimizer, "step", backwards)
+    wide = _Wide()
+    staged = fit_staged(wide_flow(), *blobs, AUTO, INDEX, folder=tmp_path, monitor=wide)
+    assert ("Muon" in staged.story) is (worse == "adam")
+    assert list(wide.best)[:3] == ["adam", "muon", "plain"]
+    assert staged.outcome.validation == wide.best["plain"] > wide.best[worse]
+    assert staged.outcome.steps == 190  # all but the trial of the other one
+    (tmp_path / "learning.json").unlink()
+    again = fit_staged(wide_flow(), *blobs, AUTO, INDEX, folder=tmp_path)
+    assert torch.equal(again.flow.log_prob(blobs[1]), staged.flow.log_prob(blobs[1]))
+
+
+def test_too_few_steps_to_tell_are_adams(blobs: tuple[Tensor, Tensor]) -> None:
+    settings = AUTO.model_copy(update={"steps": 150})
+    flows = [wide_flow(), wide_flow()]
+    for flow, optimizer in zip(flows, ("auto", "adam"), strict=True):
+        fit_staged(flow, *blobs, settings.model_copy(update={"optimizer": optimizer}), INDEX)
+    assert torch.equal(*(flow.log_prob(blobs[1]) for flow in flows))
 
 
 class _Steps(Monitor):

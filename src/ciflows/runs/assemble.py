@@ -187,7 +187,7 @@ def is_staged(config: RunConfig) -> bool:
     if config.architecture.get("index_start") == "informative":
         return False
     same = config.architecture.get("prior_hidden") == config.architecture.get("posterior_hidden")
-    able = get_model(config.model).indexed and config.training.optimizer == "adam" and same
+    able = get_model(config.model).indexed and same
     return config.training.staged and able and not config.table.given
 
 

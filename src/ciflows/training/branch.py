@@ -36,10 +36,10 @@ def branch(
     tensors, facts = found
     names = dict(zip(_shared(indexed), flow.state_dict(), strict=True))
     places = {name: place for place, (name, _) in enumerate(flow.named_parameters())}
-    state = Step(indexed, settings, Noise()).state()
+    state = {name: value.clone() for name, value in Step(indexed, settings, Noise()).state().items()}
     for place, (name, _) in enumerate(indexed.named_parameters()):
         if name in names:
-            for kind in ("adam", "average"):
+            for kind in ("adam", "muon", "average"):
                 _carry(tensors, state, f"{kind}.{places[names[name]]}", f"{kind}.{place}")
     for kind in ("flow", "best"):
         weights = indexed.state_dict() | {new: tensors[f"{kind}.{name}"] for new, name in names.items()}

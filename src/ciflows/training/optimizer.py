@@ -56,7 +56,8 @@ class Optimizer:
 
     def state(self) -> dict[str, Tensor]:
         """What a step changes beside the parameters, by name."""
-        state = {f"muon.{index}": value for index, value in enumerate(self.momenta)}
+        pairs = [zip(*pair, strict=True) for pair in zip(self.matrices, self.momenta, strict=True)]
+        state = {f"muon.{self.places[id(p)]}": momentum for some in pairs for p, momentum in some}
         for some, adam in zip(self.others, self.adams, strict=True):
             for p, *moments in zip(some, *self._moments(some, adam), strict=True):
                 names = (f"adam.{self.places[id(p)]}.{name}" for name in ("step", "mean", "square"))

@@ -25,9 +25,10 @@ class TrainingSettings(Settings):
         None, ge=1, description="points to draw for training on a built-in 2-D set; 10,000 if none"
     )
     batch_size: int = Field(1000, ge=1, description="points in one step")
-    optimizer: Literal["adam", "muon"] = Field(
+    optimizer: Literal["adam", "muon", "auto"] = Field(
         "adam",
-        description="adam, or muon for matrices and convolutions (from 16 × 16) and adam for the rest",
+        description="adam; muon for matrices and convolutions (from 16 × 16), adam for the rest; auto: "
+        "what is ahead early on, where a large table trains in stages, and adam elsewhere",
     )
     learning_rate: float = Field(
         4e-3, ge=0, lt=10, description="largest learning rate; 0 sets it by the number of training rows"
