@@ -53,7 +53,7 @@ LEAST_NATS, LEAST_BY_MIXTURE = 0.002, 0.01  # and nats: a mixture takes as many 
 STAGES = "plain", "indexed"
 TRIAL = 0.15  # of all steps or minutes, for each flow to choose from; earlier on starts still differ
 OPTIMIZERS = "adam", "muon"
-OPTIMIZER_TRIAL = 0.05  # of all steps or minutes, for each optimiser
+OPTIMIZER_TRIAL = 0.05  # of all steps or minutes, for each optimiser; 0.03 is too early to tell
 LEAST_TRIAL = 10  # steps: fewer do not tell flows apart
 LEAST_SHARE = 0.02  # of a flow in the mixture at the end
 
