@@ -255,7 +255,7 @@ def test_the_best_of_several_flows_has_the_rest_of_the_time(
     assert torch.equal(again.flow.log_prob(blobs[1]), staged.flow.log_prob(blobs[1]))
 
 
-class _Wide(Monitor):
+class _Scores(Monitor):
     """Keeps the name of each stage, and the best score in it."""
 
     def __init__(self) -> None:
@@ -282,11 +282,11 @@ def test_the_optimizer_that_is_ahead_early_on_goes_on(
         return step(self, clip)
 
     monkeypatch.setattr(Optimizer, "step", backwards)
-    wide = _Wide()
-    staged = fit_staged(wide_flow(), *blobs, AUTO, INDEX, folder=tmp_path, monitor=wide)
+    scores = _Scores()
+    staged = fit_staged(wide_flow(), *blobs, AUTO, INDEX, folder=tmp_path, monitor=scores)
     assert ("Muon" in staged.story) is (worse == "adam")
-    assert list(wide.best)[:3] == ["adam", "muon", "plain"]
-    assert staged.outcome.validation == wide.best["plain"] > wide.best[worse]
+    assert list(scores.best)[:3] == ["adam", "muon", "plain"]
+    assert staged.outcome.validation == scores.best["plain"] > scores.best[worse]
     assert staged.outcome.steps == 190  # all but the trial of the other one
     (tmp_path / "learning.json").unlink()
     again = fit_staged(wide_flow(), *blobs, AUTO, INDEX, folder=tmp_path)

@@ -36,6 +36,7 @@ def branch(
     tensors, facts = found
     names = dict(zip(_shared(indexed), flow.state_dict(), strict=True))
     places = {name: place for place, (name, _) in enumerate(flow.named_parameters())}
+    # copies, since momenta of one shape share memory, which a file of tensors cannot hold
     state = {name: value.clone() for name, value in Step(indexed, settings, Noise()).state().items()}
     for place, (name, _) in enumerate(indexed.named_parameters()):
         if name in names:
