@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -177,17 +178,26 @@ def test_a_flow_that_still_learns_is_trained_as_without_stages(
         assert torch.equal(value, staged.flow.state_dict()[name])
 
 
+def at_the_fork(
+    make: Callable[[], Flow],
+    blobs: tuple[Tensor, Tensor],
+    settings: TrainingSettings,
+    index: IndexSettings,
+    folder: Path,
+) -> list[tuple[dict[str, Tensor], dict[str, Any]]]:
+    """The checkpoints of a plain flow after 40 of 100 steps, and of that with indices at its first."""
+    fit_staged(make(), *blobs, settings, index, shares=Shares(0.4, 0.0, 0.6), folder=folder)
+    settings = settings.model_copy(update={"objective": "elbo"})
+    fit_flow(make(), *blobs, settings, checkpoints=Checkpoints(folder / "again"), until=0.4)
+    return [load_tensors(folder / name / "step-000000040.safetensors") for name in ("again", "indexed")]
+
+
 @pytest.mark.usefixtures("_always_race")
 def test_the_indexed_flow_goes_on_where_the_plain_one_was(
     blobs: tuple[Tensor, Tensor], tmp_path: Path
 ) -> None:
     settings = SETTINGS.model_copy(update={"steps": 100, "validate_every": 10, "average": 0.9})
-    fit_staged(plain_flow(), *blobs, settings, INDEX, shares=Shares(0.4, 0.0, 0.6), folder=tmp_path)
-    flow = plain_flow()
-    settings = settings.model_copy(update={"objective": "elbo"})
-    fit_flow(flow, *blobs, settings, checkpoints=Checkpoints(tmp_path / "again"), until=0.4)
-    plain, facts = load_tensors(tmp_path / "again" / "step-000000040.safetensors")
-    indexed, its_facts = load_tensors(tmp_path / "indexed" / "step-000000040.safetensors")
+    (plain, facts), (indexed, its_facts) = at_the_fork(plain_flow, blobs, settings, INDEX, tmp_path)
     assert {**facts, "seconds": 0} == {**its_facts, "seconds": 0}
     second_spline = [name for name in plain if "layers.2." in name]  # an index comes before it
     assert second_spline
@@ -199,12 +209,7 @@ def test_the_indexed_flow_goes_on_where_the_plain_one_was(
 def test_so_do_its_momenta_under_muon(blobs: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     index = IndexSettings(affine_hidden=[16, 16], prior_hidden=[16, 16], posterior_hidden=[16, 16])
     settings = AUTO.model_copy(update={"steps": 100, "validate_every": 10, "optimizer": "muon"})
-    fit_staged(wide_flow(), *blobs, settings, index, shares=Shares(0.4, 0.0, 0.6), folder=tmp_path)
-    flow = wide_flow()
-    settings = settings.model_copy(update={"objective": "elbo"})
-    fit_flow(flow, *blobs, settings, checkpoints=Checkpoints(tmp_path / "again"), until=0.4)
-    plain, _ = load_tensors(tmp_path / "again" / "step-000000040.safetensors")
-    indexed, _ = load_tensors(tmp_path / "indexed" / "step-000000040.safetensors")
+    (plain, _), (indexed, _) = at_the_fork(wide_flow, blobs, settings, index, tmp_path)
     momenta = [
         {name: value for name, value in tensors.items() if name.startswith("muon.")}
         for tensors in (plain, indexed)
