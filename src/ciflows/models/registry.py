@@ -89,8 +89,8 @@ def _zuko(
     return _pair(transforms.__name__, partial(zuko_flows.build, transforms), plain, indexed)
 
 
-# For images, in sizes that suit a CPU. Convolutions learn several times as fast by Muon's steps
-# (docs/results/fashion-mnist.md).
+# For images, in sizes that suit a CPU. Both count: small models (500 to 900 steps on Fashion-MNIST) gain
+# most from this rate in place of 1e-3, and 0.05 to 0.1 bits more from Muon in place of Adam.
 _OF_IMAGES: dict[str, Any] = {
     "takes": "images",
     "training": {
