@@ -171,8 +171,8 @@ def test_training_images_stay_bytes() -> None:
     flow, images = small("realnvp-image"), stripes(20)
     rows = Rows(images)
     training = _Training(flow, rows, rows, TrainingSettings(batch_size=4), 0, None, None)
-    assert training.train.x.dtype == torch.uint8
-    assert training._batch(0).x.dtype == torch.float32
+    assert training.batches.rows.x.dtype == torch.uint8
+    assert training.batches.of_step(0).x.dtype == torch.float32
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -24,7 +24,7 @@ from ciflows.errors import UserError
 from ciflows.layers import LULinear
 from ciflows.models import MODELS
 from ciflows.speed.capture import CapturedStep
-from ciflows.training import TrainingSettings, fit_flow, loop
+from ciflows.training import TrainingSettings, batches, fit_flow, loop
 from ciflows.training.checkpoint import Checkpoints, load_tensors, save_tensors
 from ciflows.training.monitor import Monitor
 from ciflows.training.step import Step, make_step
@@ -359,7 +359,7 @@ def test_the_step_size_rises_at_the_start(data: tuple[Tensor, Tensor]) -> None:
 def test_last_rows_are_not_lost_between_passes(data: tuple[Tensor, Tensor]) -> None:
     settings = QUICK.model_copy(update={"batch_size": 300})
     training = loop._Training(small(), Rows(data[0]), Rows(data[1]), settings, 0, None, None)
-    seen = torch.cat([training._batch(step).x for step in range(30)])
+    seen = torch.cat([training.batches.of_step(step).x for step in range(30)])
     assert len({tuple(row) for row in seen.tolist()}) == len(data[0])
 
 
@@ -547,7 +547,7 @@ def test_training_that_comes_to_nothing_says_so(
 def test_rows_that_would_fill_a_gpu_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, flow = Rows(torch.zeros(10, 2)), types.SimpleNamespace(device=torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (rows.x.nbytes, 0))
-    assert loop._placed(rows, flow) is rows  # type: ignore[arg-type]
+    assert batches._placed(rows, flow) is rows  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("hidden", "expected"), [(8, 1), (256, 2)])

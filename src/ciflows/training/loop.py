@@ -27,6 +27,7 @@ from ciflows.devices import few_threads
 from ciflows.diagnostics.index_use import index_activity
 from ciflows.errors import LostProcessError, UserError
 from ciflows.networks import converge_norms
+from ciflows.training.batches import Batches
 from ciflows.training.monitor import Monitor
 from ciflows.training.processes import ALONE, Processes, uninterrupted
 from ciflows.training.settings import TrainingSettings, suited_to_rows
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 ROUND = 50
 MOST_ROLLBACKS = 6
-MOST_OF_GPU = 0.5  # of its free memory, for training rows
 VALIDATION_SEED = 1
 INDEX_POINTS = 200  # at which the use of an index is followed
 
@@ -143,13 +143,12 @@ class _Training:
     ) -> None:
         self.clock, self.until, self.processes = clock, until, processes
         self.flow, self.settings, self.seed = flow, settings, seed
-        self.train = _placed(train, flow)
         self.validation = validation[: settings.validation_points].on(flow)
         self.checkpoints, self.monitor = checkpoints, monitor or Monitor()
         self.batch_size = min(settings.batch_size, len(train))
         self.share = processes.share(self.batch_size)
+        self.batches = Batches(train, flow, self.batch_size, self.share, seed, settings.flips)
         self.noise = self._make_noise()
-        self.epoch, self.order = -1, torch.empty(0)
         self.started = 0.0
         self.progress = _Progress()
         self.best = _copy(flow.state_dict())
@@ -209,7 +208,7 @@ class _Training:
         self.flow.train()
         if self.flow.device.type == "cuda":
             self.monitor.say("Compiling for this GPU: up to a minute the first time, seconds later.")
-        first = self.train[: self.batch_size].on(self.flow)
+        first = self.batches.rows[: self.batch_size].on(self.flow)
         noise = Noise.seeded(self.seed, self.flow.device)
         self.flow.initialise(first.x, first.context, noise)
         self.step = self._make_step(first)
@@ -264,8 +263,7 @@ class _Training:
         losses: list[Tensor] = []
         while progress.step < due and not (losses and self._reached()):
             self.step.set_learning_rate(self._rate())
-            batch = self._batch(progress.step)
-            losses.append(self.step(batch))
+            losses.append(self.step(self.batches.of_step(progress.step)))
             progress.step += 1
             # by one clock for all, or some would stop before the others
             progress.seconds = self.processes.seconds(lambda: self.clock() - self.started)
@@ -286,20 +284,6 @@ class _Training:
         if settings.max_minutes is not None:
             done = max(done, progress.seconds / (60 * settings.max_minutes))
         return min(done, 1.0)
-
-    def _batch(self, step: int) -> Rows:
-        """The batch of a step; each epoch has its own random order of the rows."""
-        per_epoch = len(self.train) // self.batch_size
-        epoch, position = divmod(step, per_epoch)
-        if epoch != self.epoch:
-            shuffle = torch.Generator().manual_seed((self.seed << 32) + epoch)
-            self.epoch = epoch
-            order, device = torch.randperm(len(self.train), generator=shuffle), self.train.x.device
-            pinned = order.pin_memory() if device.type == "cuda" else order  # no step waits for it
-            self.order = pinned.to(device, non_blocking=True)
-        start = position * self.batch_size
-        batch = self.train[self.order[start + self.share.start : start + self.share.stop]]
-        return batch.on(self.flow)
 
     def _validate(self) -> dict[str, float]:
         """Validation log-likelihood of the current weights, which are kept if they are the best."""
@@ -377,16 +361,6 @@ class _Training:
         else:
             self.generator.manual_seed((self.seed << 20) + self.progress.step)
             self.monitor.say("This run began on another device: its random numbers differ from here on.")
-
-
-def _placed(rows: Rows, flow: Flow) -> Rows:
-    """Training rows on a flow's device; or where they are, if that is a GPU which they would fill."""
-    if (
-        flow.device.type == "cuda"
-        and rows.x.nbytes > MOST_OF_GPU * torch.cuda.mem_get_info(flow.device)[0]
-    ):
-        return rows
-    return rows.to(flow.device) if rows.x.dtype == torch.uint8 else rows.on(flow)
 
 
 def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -25,6 +25,9 @@ class TrainingSettings(Settings):
         None, ge=1, description="points to draw for training on a built-in 2-D set; 10,000 if none"
     )
     batch_size: int = Field(1000, ge=1, description="points in one step")
+    flips: bool = Field(
+        False, description="show each image mirrored left to right, in half of the passes by chance"
+    )
     optimizer: Literal["adam", "muon", "auto"] = Field(
         "adam",
         description="adam; muon for matrices and convolutions (from 16 × 16), adam for the rest; auto: "
