@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from ciflows.runs.config import resolve
 from ciflows.runs.fit import fit, resume
 from ciflows.runs.metrics import estimate_rows, evaluate
 from ciflows.training import TrainingSettings, fit_flow
+from ciflows.training import monitor as monitor_module
 from ciflows.training.image_monitor import ImageMonitor
 from ciflows.training.loop import _Training
 
@@ -441,3 +443,19 @@ def test_a_temperature_scales_all_normal_numbers() -> None:
     assert cool.std(0).mean() < 0.5 * warm.std(0).mean()
     same = small("realnvp-image").eval()
     assert torch.equal(same.sample(3, seed=0), same.sample(3, seed=0, temperature=1.0))
+
+
+def test_training_without_pillow_draws_no_pictures_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rich.console import Console
+
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    flow, console = small("realnvp-image").train(), Console(quiet=True)
+    with pytest.warns(UserWarning, match=r"No pictures of samples: PIL is not installed\. Run: pip"):
+        monitor = ImageMonitor(tmp_path, console, "x", flow, stripes(3), 40, 256)
+    monkeypatch.setattr(monitor_module, "_curves", lambda *_: None)
+    monitor.begin(0, 100, 0.0)
+    monitor.record(10, {"loss": 1.0, "seconds": 1.0, "validation": 0.0}, 0.1)
+    monitor.end()
+    assert not (tmp_path / "samples").exists()

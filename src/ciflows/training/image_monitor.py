@@ -5,6 +5,8 @@ from __future__ import annotations
 __all__ = ["ImageMonitor"]
 
 import math
+import warnings
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from ciflows.core.flow import Flow
 from ciflows.diagnostics import reconstruction_error
-from ciflows.errors import InversionError
+from ciflows.errors import InversionError, missing_package
 from ciflows.files import write_bytes
 from ciflows.pixels import image_grid, png
 from ciflows.training.monitor import OnValidation, RunMonitor
@@ -52,6 +54,7 @@ class ImageMonitor(RunMonitor):
         self.batch_size = batch_size
         self.levels = levels
         self.last: tuple[int, float] | None = None
+        self.pictures = _can_draw()
         *columns, remaining = self.progress.columns
         self.progress.columns = (*columns, TextColumn("{task.fields[rate]}"), remaining)
         self.progress.update(self.task, rate="")
@@ -79,11 +82,22 @@ class ImageMonitor(RunMonitor):
         finally:
             self.flow.train()
         grid = image_grid(torch.nan_to_num(images), self.levels)
-        (self.folder / "samples").mkdir(exist_ok=True)
-        write_bytes(self.folder / "samples" / f"step-{step:06d}.png", png(grid))
+        if self.pictures:
+            (self.folder / "samples").mkdir(exist_ok=True)
+            write_bytes(self.folder / "samples" / f"step-{step:06d}.png", png(grid))
         if self.curves:
             self.curves.add_image("samples", grid.numpy(), step)
             self.curves.add_scalar("reconstruction error, in levels of a pixel", error, step)
+
+
+def _can_draw() -> bool:
+    """Whether pictures can be written; False, with a warning, where Pillow is not installed."""
+    try:
+        import_module("PIL")
+    except ModuleNotFoundError as error:
+        warnings.warn(f"No pictures of samples: {missing_package(error)}", stacklevel=1)
+        return False
+    return True
 
 
 def _digits(rate: float) -> str:
