@@ -26,6 +26,7 @@ from ciflows.files import write_json
 from ciflows.models import MODELS
 from ciflows.progress import sparkline
 from ciflows.runs.config import RunConfig, read_config, resolve
+from ciflows.runs.folder import read_description
 from ciflows.runs.presets import presets
 
 TINY = [
@@ -318,6 +319,13 @@ def test_configuration_with_a_setting_missing_is_refused(finished: Path) -> None
     text = (finished / "config.toml").read_text().replace("batch_size = 200\n", "")
     with pytest.raises(UserError, match="another version"):
         RunConfig.from_toml(text, "config.toml")
+
+
+def test_configuration_without_later_settings_means_what_it_meant(finished: Path) -> None:
+    lines = (finished / "config.toml").read_text().splitlines()
+    old = "\n".join(line for line in lines if not line.startswith(("flips", "muon_step")))
+    assert len(old.splitlines()) == len(lines) - 2
+    assert RunConfig.from_toml(old, "config.toml") == read_description(finished)[0]
 
 
 FULL_DISK = """

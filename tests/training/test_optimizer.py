@@ -81,6 +81,20 @@ def test_muon_has_the_matrices_and_adam_the_rest(
             torch.testing.assert_close(p, copy)
 
 
+def test_muons_steps_may_be_larger(
+    parameters: list[nn.Parameter], make: Callable[..., Optimizer]
+) -> None:
+    copies = [nn.Parameter(p.detach().clone()) for p in parameters]
+    before = [p.detach().clone() for p in parameters]
+    for some, muon_step in ((parameters, 0.2), (copies, 0.6)):
+        optimizer = make(some, 0.1, muon=True, muon_step=muon_step)
+        give_gradients(some, seed=1)
+        optimizer.step()
+    for p, copy, old in zip(parameters, copies, before, strict=True):
+        factor = 3 if is_muons(p) else 1
+        torch.testing.assert_close(copy - old, factor * (p - old))
+
+
 def test_steps_of_both_have_about_one_size(
     parameters: list[nn.Parameter], make: Callable[..., Optimizer]
 ) -> None:

@@ -17,7 +17,8 @@ from ciflows.diagnostics.index_use import IndexWorth
 from ciflows.layers import Standardise
 from ciflows.models.index import IndexSettings, add_index
 from ciflows.tables.start import start_as_identity
-from ciflows.training import TrainingSettings, fit_flow
+from ciflows.training import Outcome, TrainingSettings, fit_flow
+from ciflows.training import staged as staging
 from ciflows.training.checkpoint import Checkpoints, load_tensors
 from ciflows.training.monitor import Monitor
 from ciflows.training.optimizer import Optimizer, gradients
@@ -296,6 +297,22 @@ def test_the_optimizer_that_is_ahead_early_on_goes_on(
     (tmp_path / "learning.json").unlink()
     again = fit_staged(wide_flow(), *blobs, AUTO, INDEX, folder=tmp_path)
     assert torch.equal(again.flow.log_prob(blobs[1]), staged.flow.log_prob(blobs[1]))
+
+
+@pytest.mark.parametrize(("lead", "muon"), [(0.9, True), (1.1, False)])
+def test_muon_may_be_a_little_behind_at_first(
+    blobs: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch, lead: float, muon: bool
+) -> None:
+    """It is told to have come to so much less than Adam, in units of what it may be behind."""
+    fit, score = staging.fit_flow, {"adam": 0.0, "muon": -lead * staging.CATCHES_UP}
+
+    def told(flow: Flow, *rows: Tensor, **options: Any) -> Outcome:
+        optimizer, in_trial = rows[2].optimizer, options["until"] == staging.OPTIMIZER_TRIAL
+        outcome = fit(flow, *rows, **options)
+        return outcome._replace(validation=score[optimizer]) if in_trial else outcome
+
+    monkeypatch.setattr(staging, "fit_flow", told)
+    assert ("Muon" in fit_staged(wide_flow(), *blobs, AUTO, INDEX).story) is muon
 
 
 def test_too_few_steps_to_tell_are_adams(blobs: tuple[Tensor, Tensor]) -> None:

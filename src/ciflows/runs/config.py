@@ -31,6 +31,8 @@ from ciflows.training import EvaluationSettings, TrainingSettings
 
 SECTIONS = ("architecture", "training", "evaluation", "table")
 NAMES = {"data": str, "model": str, "seed": int}
+# Settings that came later, and what runs of earlier versions did.
+LATER = {"training": {"flips": False, "muon_step": 0.2}}
 PER_DATA = ("grid", "paper")  # what an experiment's [on.DATA] may hold beside settings
 
 
@@ -53,8 +55,12 @@ class RunConfig(Settings):
 
     @classmethod
     def from_toml(cls, text: str, where: str) -> RunConfig:
-        """Read what `to_toml` wrote. All settings must be there: no default may slip in."""
+        """Read what `to_toml` wrote. All settings must be there: no default may slip in.
+
+        Those that earlier versions did not have get the values that stand for what these did.
+        """
         values = _check_keys(parse_toml(text, where), where)
+        values |= {section: later | values.get(section, {}) for section, later in LATER.items()}
         config = _merge(**{key: values[key] for key in NAMES if key in values}, layers=[values])
         if parse_toml(config.to_toml(), where) != values:
             raise UserError(f"{where} is damaged, or was written by another version of ciflows.")

@@ -26,13 +26,14 @@ class Optimizer:
 
     Muon (Jordan et al., 2024) makes the momentum of a matrix orthogonal before the step: of all steps of
     one spectral norm that is the steepest, and no direction has to wait for the leading ones. So it
-    suits networks whose spectral norms are bounded. Its steps have the size of Adam's (Liu et al.,
-    2025), so that one learning rate serves both. Matrices of one shape take their steps together; those
-    of a convolution have a row for each channel that comes out.
+    suits networks whose spectral norms are bounded. By default its steps have the size of Adam's (Liu
+    et al., 2025), so that one learning rate serves both. Matrices of one shape take their steps
+    together; those of a convolution have a row for each channel that comes out.
 
     Arguments:
         weight_decay: Share of each weight that a step removes, times the learning rate.
         muon: Whether matrices of at least 16 rows and columns are Muon's.
+        muon_step: Root mean square of a step of Muon's, in units of the learning rate.
     """
 
     def __init__(
@@ -41,9 +42,10 @@ class Optimizer:
         rate: float,
         weight_decay: float = 0.0,
         muon: bool = False,
+        muon_step: float = ADAM_SHARE,
     ) -> None:
         self.parameters = parameters
-        self.weight_decay = weight_decay
+        self.weight_decay, self.muon_step = weight_decay, muon_step
         matrices = [p for p in parameters if muon and p.ndim > 1 and min(_rows(p).shape) >= LEAST_SIDE]
         self.matrices = grouped(matrices, lambda p: p.shape)
         self.momenta = [some[0].new_zeros(len(some), *_rows(some[0]).shape) for some in self.matrices]
@@ -81,7 +83,7 @@ class Optimizer:
             self._step_adam(some, adam, grads)
         for matrices, momentum, grad in zip(self.matrices, self.momenta, stacks, strict=True):
             momentum.lerp_(grad, 1 - MOMENTUM)
-            size = ADAM_SHARE * max(momentum.shape[1:]) ** 0.5
+            size = self.muon_step * max(momentum.shape[1:]) ** 0.5
             change = orthogonalised(grad.lerp(momentum, MOMENTUM)) * (-size * self.rate)
             values = [p.detach() for p in matrices]
             if self.weight_decay:

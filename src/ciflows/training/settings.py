@@ -31,7 +31,12 @@ class TrainingSettings(Settings):
     optimizer: Literal["adam", "muon", "auto"] = Field(
         "adam",
         description="adam; muon for matrices and convolutions (from 16 × 16), adam for the rest; auto: "
-        "what is ahead early on, where a large table trains in stages, and adam elsewhere",
+        "muon unless adam is far ahead early on, where a large table trains in stages; adam elsewhere",
+    )
+    muon_step: float = Field(
+        0.2,
+        gt=0,
+        description="size of Muon's steps, in units of the learning rate; Adam's are about 0.2",
     )
     learning_rate: float = Field(
         4e-3, ge=0, lt=10, description="largest learning rate; 0 sets it by the number of training rows"

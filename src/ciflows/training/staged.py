@@ -16,8 +16,9 @@ The index joins with a state of its own that is fresh.
 There may be several plain flows to choose from; none is best for all data. Each trains for a short
 time, and the best has the rest of it. The result is a mixture of all, where that is ahead of the best.
 
-Nor is one optimiser: Muon is ahead of Adam by whole nats on some tables, and behind on others. One sees
-early on which it will be. So with `optimizer="auto"` a flow that is alone is tried with both.
+Nor is one optimiser: with Muon most tables end higher, some by more than a nat, and a few lower. One
+sees early on which these are. So with `optimizer="auto"` a flow that is alone is tried with both, and
+goes on with Muon unless Adam is far ahead.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ STAGES = "plain", "indexed"
 TRIAL = 0.15  # of all steps or minutes, for each flow to choose from; earlier on starts still differ
 OPTIMIZERS = "adam", "muon"
 OPTIMIZER_TRIAL = 0.05  # of all steps or minutes, for each optimiser; 0.03 is too early to tell
+CATCHES_UP = 0.3  # nats that Muon may be behind Adam then: it gains more later on
 LEAST_TRIAL = 10  # steps: fewer do not tell flows apart
 LEAST_SHARE = 0.02  # of a flow in the mixture at the end
 
@@ -186,23 +188,23 @@ class _Staged:
         return self.settings.optimizer == "auto" and len(flows) == 1 and enough
 
     def choose_optimizer(self, trial: _Trial) -> str:
-        """Train a flow with each optimiser for a short time, and go on with the better; what it is."""
+        """Train a flow with each optimiser for a short time, and choose how to go on, in words."""
         runs = trial.run, self.checkpoints("plain-muon")
         found = self.kept("optimizer.json", lambda: self.try_optimizers(trial.flow, runs))
         muon = bool(found["muon_wins"])
         trial.run, self.seconds = runs[muon], found["seconds_of_other"]
         self.settings = self.settings.model_copy(update={"optimizer": OPTIMIZERS[muon]})
         self.shorten(1 - OPTIMIZER_TRIAL)
-        return "Muon was ahead of Adam early on and made all steps. " if muon else ""
+        return "Muon made all steps: Adam was not far ahead early on. " if muon else ""
 
     def try_optimizers(self, flow: Flow, runs: Sequence[Checkpoints]) -> dict[str, float]:
-        """Whether Muon is ahead, and the seconds that the other one took."""
+        """Whether to go on with Muon, and the seconds that the other one took."""
         auto, outcomes = self.settings, []
         for name, one, run in zip(OPTIMIZERS, (flow, copy.deepcopy(flow)), runs, strict=True):
             self.settings = auto.model_copy(update={"optimizer": name})
             outcomes.append(self.train(one, run, OPTIMIZER_TRIAL, name))
         self.settings = auto
-        wins = outcomes[1].validation > outcomes[0].validation
+        wins = outcomes[1].validation > outcomes[0].validation - CATCHES_UP
         return {"muon_wins": float(wins), "seconds_of_other": outcomes[not wins].seconds}
 
     def in_stages(self, trial: _Trial, index: IndexSettings) -> Staged:

@@ -68,6 +68,7 @@ class Step:
             settings.learning_rate,
             settings.weight_decay,
             muon=settings.optimizer == "muon",
+            muon_step=settings.muon_step,
         )
         self.averages = [p.detach().clone() for p in self.parameters] if self.decay else []
 
