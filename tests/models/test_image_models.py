@@ -180,7 +180,8 @@ def test_training_images_stay_bytes() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", [name for name in IMAGES if "realnvp" in name])
 def test_captured_step_equals_the_plain_one(name: str) -> None:
-    from ciflows.training.step import CapturedStep, Step
+    from ciflows.speed.capture import CapturedStep
+    from ciflows.training.step import Step
 
     batch, losses = Rows(stripes(40).cuda().float()), []
     for kind in (Step, CapturedStep):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["ColumnLayer"]
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,8 @@ class ColumnLayer(Layer):
                 f"ColumnLayer: expected each of {features} columns once; got {self.places}."
             )
         self.marginals = module_list(marginal for _, marginal in parts)
+        for number, places in enumerate(self.places):
+            self.register_buffer(f"places_{number}", torch.tensor(places), persistent=False)
         self.like = nn.Buffer(torch.zeros(()), persistent=False)
 
     @property
@@ -64,9 +66,14 @@ class ColumnLayer(Layer):
         """Scores and log-weights of each column by itself, both (*, features) in float64."""
         x = x.double()
         z, log_weight = torch.empty_like(x), torch.empty_like(x)
-        for places, marginal in zip(self.places, self.marginals, strict=True):
+        for places, marginal in self._parts():
             z[..., places], log_weight[..., places] = marginal.encode(x[..., places], noise)
         return z, log_weight
+
+    def _parts(self) -> Iterator[tuple[Tensor, Marginal]]:
+        """The marginals with their places, as tensors: lists could not be part of a CUDA graph."""
+        for number, marginal in enumerate(self.marginals):
+            yield self.get_buffer(f"places_{number}"), marginal
 
     def _encode(self, x: Tensor, context: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
         z, log_weight = self.log_weights(x, noise)
@@ -77,7 +84,7 @@ class ColumnLayer(Layer):
     def _decode(self, z: Tensor, context: Tensor | None, noise: Noise) -> Tensor:
         z = z.double()
         x = torch.empty_like(z)
-        for places, marginal in zip(self.places, self.marginals, strict=True):
+        for places, marginal in self._parts():
             x[..., places] = marginal.decode(z[..., places], noise)
         return x
 
@@ -88,7 +95,7 @@ class ColumnLayer(Layer):
             return super()._decode_with_log_weight(z, context, noise)
         z = z.double()
         x, log_weight = torch.empty_like(z), torch.empty_like(z)
-        for places, marginal in zip(self.places, self.marginals, strict=True):
+        for places, marginal in self._parts():
             x[..., places], log_weight[..., places] = marginal.decode_with_log_weight(
                 z[..., places], noise
             )

@@ -22,7 +22,7 @@ __all__ = ["Marginal", "Smooth", "log_normal", "normal_between", "or_one", "quan
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -146,16 +146,14 @@ class Smooth(Marginal):
         self._fix(origin=zero if origin is None else origin)
         self._keep(nearest=zero + 1e-9, inner=_between(self.low, self.high))
         self._keep(centre=zero, scale=zero + 1, tail=zero, mean=zero, std=zero + 1)
-        self.lattices = bool((self.step > 0).any())
         sides = [
             (math.isfinite(a), math.isfinite(b))
             for a, b in zip(low.tolist(), high.tolist(), strict=True)
         ]
-        kinds = {"lower": (True, False), "upper": (False, True), "both": (True, True)}
-        self.bounded = {
-            kind: [place for place, side in enumerate(sides) if side == wanted]
-            for kind, wanted in kinds.items()
-        }
+        self.lattices = bool((self.step > 0).any())
+        for kind, wanted in _SIDES.items():
+            places = [place for place, side in enumerate(sides) if side == wanted]
+            self.register_buffer(f"{kind}_places", torch.tensor(places).long(), persistent=False)
 
     @property
     def exact(self) -> bool:
@@ -211,20 +209,28 @@ class Smooth(Marginal):
         inside = torch.minimum(torch.maximum(x, self.low + self.nearest), self.high - self.nearest)
         x = torch.where((x <= self.low) | (x >= self.high), inside, x)
         y, log_slope = x.clone(), torch.zeros_like(x)
-        for kind, places in self.bounded.items():
-            if places:
-                ends = self.low[places], self.inner[places], self.high[places]
-                y[..., places], log_slope[..., places] = _OPEN[kind](x[..., places], *ends)
+        for kind, places in self._bounded_places():
+            ends = self.low[places], self.inner[places], self.high[places]
+            y[..., places], log_slope[..., places] = _OPEN[kind](x[..., places], *ends)
         return y, torch.where(outside, -torch.inf, log_slope)
 
     def _bounded(self, y: Tensor) -> Tensor:
         """x from y."""
         x = y.clone()
-        for kind, places in self.bounded.items():
-            if places:
-                ends = self.low[places], self.inner[places], self.high[places]
-                x[..., places] = _CLOSE[kind](y[..., places].clamp(-700.0, 700.0), *ends)
+        for kind, places in self._bounded_places():
+            ends = self.low[places], self.inner[places], self.high[places]
+            x[..., places] = _CLOSE[kind](y[..., places].clamp(-700.0, 700.0), *ends)
         return x
+
+    def _bounded_places(self) -> Iterator[tuple[str, Tensor]]:
+        """The places of columns with bounds, by the kind of their bounds.
+
+        Tensors, not lists: a list would have to be copied to a GPU at each use, which no CUDA graph can.
+        """
+        for kind in _SIDES:
+            places = self.get_buffer(f"{kind}_places")
+            if len(places):
+                yield kind, places
 
 
 def _between(low: Tensor, high: Tensor) -> Tensor:
@@ -278,6 +284,7 @@ def _close_both(y: Tensor, low: Tensor, inner: Tensor, high: Tensor) -> Tensor:
     return torch.where(move > 0.5 * b, near_high, x)
 
 
+_SIDES = {"lower": (True, False), "upper": (False, True), "both": (True, True)}  # has it low, high?
 _OPEN = {"lower": _open_lower, "upper": _open_upper, "both": _open_both}
 _CLOSE = {"lower": _close_lower, "upper": _close_upper, "both": _close_both}
 
