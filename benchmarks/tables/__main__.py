@@ -19,7 +19,7 @@ from benchmarks.tables.data import Entry, read_suite
 from benchmarks.tables.report import Fit, read_fits, write_report
 
 METHODS = ("default", "nsf", "cif-nsf", "zuko", "mixture", "kde")
-ON_REQUEST = ("informative",)
+ON_REQUEST = ("informative", "muon")
 SECONDS, SEEDS = 60.0, 3
 QUICK_SECONDS, QUICK_ROWS, QUICK_TABLES = 2.0, 1000, ("iris", "quakes")
 

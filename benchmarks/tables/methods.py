@@ -21,7 +21,7 @@ from sklearn.neighbors import KernelDensity
 from torch import Tensor
 
 from benchmarks.tables.data import Table
-from benchmarks.tables.ours import fit_default, fit_indexed, fit_informative, fit_plain
+from benchmarks.tables.ours import fit_default, fit_indexed, fit_informative, fit_muon, fit_plain
 
 LAYERS, HIDDEN = 3, (64, 64)
 BATCH, RATE, AVERAGE, VALIDATE_EVERY = 256, 1e-3, 0.98, 50
@@ -156,6 +156,7 @@ METHODS: dict[str, Callable[[Table, float, int], tuple[LogProb, Any]]] = {
     "nsf": fit_plain,
     "cif-nsf": fit_indexed,
     "informative": fit_informative,
+    "muon": fit_muon,
     "zuko": _zuko,
     "mixture": _mixture,
     "kde": _kernels,
