@@ -136,10 +136,16 @@ def _index_row(use: dict[str, Any]) -> tuple[str, ...]:
 
 
 def index_words(entry: Entry, entries: Sequence[Entry]) -> str:
-    """What the index of a model is worth, in a sentence; "" if that is not known."""
+    """What the index of a model is worth, in a sentence; "" if that is not known.
+
+    A run that was trained in stages differs from its plain flow in more than the index: in its start, in
+    its optimiser. There only what the stages measured counts.
+    """
     plain = entry.name.removeprefix("cif-")
     if plain == entry.name:
         return ""
+    if entry.metrics.get("story"):
+        return worth_in_words(entry.name, entry.metrics)
     metrics = {other.name: other.metrics for other in entries}
     for model, other, sign in ((entry.name, plain, 1), (plain, entry.name, -1)):
         paired = metrics.get(model, {}).get("difference") or {}
