@@ -11,6 +11,7 @@ import torch
 import ciflows
 from ciflows import Indexed
 from ciflows.tables import start
+from ciflows.training import staged
 
 
 def test_a_mixture_of_flows_that_helps_is_kept_and_saved(tmp_path: Path) -> None:
@@ -62,6 +63,26 @@ def test_a_large_table_has_all_of_the_time_for_one_flow(tmp_path: Path) -> None:
     small = {"layers": 1, "hidden": [8], "steps": 80, "validate_every": 20, "validation_samples": 2}
     run = ciflows.fit(frame, "cif-nsf", out=tmp_path / "run", **small)
     assert "members" not in run.metrics
+
+
+def test_a_second_flow_for_a_large_table_is_mixed_in_and_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled = {"STILL_LEARNING": np.inf, "LEAST_NATS": np.inf}
+    mixed = {"LEAST_BY_MIXTURE": -np.inf, "LEAST_GAIN": -np.inf, "LEAST_SHARE": -np.inf}
+    for name, value in (settled | mixed).items():
+        monkeypatch.setattr(staged, name, value)
+    random = np.random.default_rng(0)
+    frame = {"a": random.normal(size=7000), "b": random.poisson(3.0, size=7000)}
+    small = {"layers": 1, "hidden": [16], "steps": 220, "validate_every": 20, "validation_samples": 2}
+    run = ciflows.fit(frame, "cif-nsf", out=tmp_path / "run", **small)
+    first, second = run.metrics["members"]
+    assert first == second
+    assert "mixture of 2 flows" in run.metrics["story"]
+    again = ciflows.load_run(tmp_path / "run")
+    rows = {name: values[:50] for name, values in frame.items()}
+    pair = [each.log_prob(rows, seed=0) for each in (run, again)]
+    assert torch.equal(*pair)
 
 
 @pytest.mark.parametrize("grouped", [False, True])

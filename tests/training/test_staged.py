@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -313,6 +314,41 @@ def test_muon_may_be_a_little_behind_at_first(
 
     monkeypatch.setattr(staging, "fit_flow", told)
     assert ("Muon" in fit_staged(wide_flow(), *blobs, AUTO, INDEX).story) is muon
+
+
+def test_the_time_that_a_settled_flow_leaves_is_for_the_other_optimizer(
+    blobs: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled = {"STILL_LEARNING": math.inf, "LEAST_NATS": math.inf}  # the index is dropped
+    mixed = {"LEAST_BY_MIXTURE": -math.inf, "LEAST_GAIN": -math.inf, "LEAST_SHARE": -math.inf}
+    for name, value in (settled | mixed).items():
+        monkeypatch.setattr(staging, name, value)
+    watched, flow = _Steps(), plain_flow()
+    staged = fit_staged(flow, *blobs, AUTO, INDEX, folder=tmp_path, monitor=watched)
+    assert staged.members == (0, 1)
+    assert not staged.indexed
+    assert "mixture of 2 flows" in staged.story
+    assert watched.names[:2] == ["adam", "muon"]
+    assert watched.names[-1] == "second"
+    assert staged.outcome.steps == round(0.6 / 0.9 * 171)  # of 190 and the race, less the second's
+    assert watched.stages[-1] == round(0.3 * 190)
+    assert staged.flow.layers[0] is flow.layers[0]  # the standardisation is common to both
+    log_prob = staged.flow.log_prob(blobs[1])
+    again = fit_staged(plain_flow(), *blobs, AUTO, INDEX, folder=tmp_path)
+    assert torch.equal(again.flow.log_prob(blobs[1]), log_prob)
+    shutil.rmtree(tmp_path / "second")
+    resumed = fit_staged(plain_flow(), *blobs, AUTO, INDEX, folder=tmp_path)
+    assert torch.equal(resumed.flow.log_prob(blobs[1]), log_prob)
+
+
+def test_a_flow_that_still_learns_has_all_of_the_time(
+    blobs: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "STILL_LEARNING", -math.inf)
+    watched = _Steps()
+    staged = fit_staged(plain_flow(), *blobs, AUTO, INDEX, monitor=watched)
+    assert "second" not in watched.names
+    assert staged.outcome.steps == 190
 
 
 def test_too_few_steps_to_tell_are_adams(blobs: tuple[Tensor, Tensor]) -> None:

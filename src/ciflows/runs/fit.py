@@ -33,10 +33,11 @@ from ciflows.runs.metrics import evaluate
 from ciflows.runs.run import Run, load_run
 from ciflows.training import Outcome, fit_flow
 from ciflows.training.checkpoint import Checkpoints
+from ciflows.training.first_weights import Start
 from ciflows.training.image_monitor import ImageMonitor
 from ciflows.training.monitor import Monitor, OnValidation, RunMonitor, read_history
 from ciflows.training.processes import ALONE, Processes
-from ciflows.training.staged import Start, fit_staged
+from ciflows.training.staged import fit_staged
 
 T = TypeVar("T")
 ROUND_TRIPS = 16
@@ -171,7 +172,7 @@ class _Training:
     def in_stages(self, flow: Flow, monitor: Monitor) -> tuple[Flow, Outcome, dict[str, Any]]:
         """Train the flow without an index, add the index and keep it if it pays; what was found then."""
         others = self.others(flow)
-        variants = [variant_of(self.config, flow), *others]
+        variants = [variant_of(self.config, flow), *others]  # a second flow is like the first
         staged = fit_staged(
             flow,
             self.dataset.rows("train"),
@@ -190,8 +191,9 @@ class _Training:
         staged.flow.zero_grad(set_to_none=True)
         worth = None if staged.worth is None else staged.worth._asdict()
         facts: dict[str, Any] = {"indexed": staged.indexed, "index_worth": worth, "story": staged.story}
-        if others:
-            facts["members"] = [variants[place]._asdict() for place in staged.members]
+        if others or len(staged.members) > 1:
+            members = [variants[place if others else 0] for place in staged.members]
+            facts["members"] = [member._asdict() for member in members]
         return staged.flow, staged.outcome, facts
 
     def others(self, flow: Flow) -> dict[Variant, Flow]:

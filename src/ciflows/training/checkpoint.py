@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Checkpoints", "load_tensors", "save_tensors"]
+__all__ = ["Checkpoints", "InMemory", "load_tensors", "save_tensors"]
 
 import hashlib
 import json
@@ -89,3 +89,17 @@ class Checkpoints:
 
     def _paths(self) -> list[Path]:
         return sorted(self.folder.glob("step-*.safetensors"))
+
+
+class InMemory(Checkpoints):
+    """Checkpoints that need not outlive the process."""
+
+    def __init__(self) -> None:
+        self.last: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        copies = {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
+        self.last = copies, dict(facts)
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        return self.last

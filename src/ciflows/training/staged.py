@@ -18,32 +18,37 @@ time, and the best has the rest of it. The result is a mixture of all, where tha
 
 Nor is one optimiser: with Muon most tables end higher, some by more than a nat, and a few lower. One
 sees early on which these are. So with `optimizer="auto"` a flow that is alone is tried with both, and
-goes on with Muon unless Adam is far ahead.
+goes on with Muon unless Adam is far ahead. Where that flow settles early, so that more time brings it
+nothing, and an index does not either, the rest of the time is for another one from the same start, with
+the other optimiser; the result is a mixture of the two, where that is ahead.
 """
 
 from __future__ import annotations
 
-__all__ = ["SHARES", "Shares", "Staged", "Start", "fit_staged"]
+__all__ = ["SHARES", "Shares", "Staged", "fit_staged"]
 
 import copy
+import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ciflows.core.flow import Flow
 from ciflows.core.indexed import Indexed
+from ciflows.core.layer import Layer
 from ciflows.core.rows import Rows
 from ciflows.diagnostics.index_use import IndexWorth, index_worth
 from ciflows.files import read_json, write_json
 from ciflows.layers.blend import blend_flows, fit_shares
 from ciflows.models.index import IndexSettings, add_index
 from ciflows.training.branch import branch
-from ciflows.training.checkpoint import Checkpoints
-from ciflows.training.loop import Outcome, fit_flow, validation_score
+from ciflows.training.checkpoint import Checkpoints, InMemory
+from ciflows.training.first_weights import Start
+from ciflows.training.loop import Outcome, fit_flow
 from ciflows.training.monitor import Monitor
 from ciflows.training.processes import ALONE, Processes
 from ciflows.training.settings import TrainingSettings, suited_to_rows
@@ -56,6 +61,7 @@ TRIAL = 0.15  # of all steps or minutes, for each flow to choose from; earlier o
 OPTIMIZERS = "adam", "muon"
 OPTIMIZER_TRIAL = 0.05  # of all steps or minutes, for each optimiser; 0.03 is too early to tell
 CATCHES_UP = 0.3  # nats that Muon may be behind Adam then: it gains more later on
+FINISH, SECOND = 0.1, 0.3  # of all steps or minutes: a settled flow's last ones, and a second flow
 LEAST_TRIAL = 10  # steps: fewer do not tell flows apart
 LEAST_SHARE = 0.02  # of a flow in the mixture at the end
 
@@ -158,16 +164,26 @@ class _Staged:
         self.rows, self.shares, self.seed, self.processes = rows, shares, seed, processes
         self.folder, self.monitor, self.clock = folder, monitor or Monitor(), clock
         self.settings = settings.model_copy(update={"objective": "elbo"})
-        self.seconds = 0.0  # of trials that were not the best
+        self.whole = self.settings  # what both flows share
+        self.seconds = 0.0  # of trials that were not the best, and of a second flow
+        self.second: Flow | None = None  # the same start once more, for the other optimiser
+        self.settled = False  # whether more time brings the flow nothing, and an index does not either
 
     def run(self, flows: Sequence[Flow], fixed: Sequence[Flow], index: IndexSettings) -> Staged:
         trials = [_Trial(self, flow, number) for number, flow in enumerate(flows, 1)]
-        best = self.choose(trials) if len(flows) > 1 else 0
-        found = self.choose_optimizer(trials[0]) if self.may_choose_optimizer(flows) else ""
+        best, found, everything = 0, "", [*flows, *fixed]
+        if len(flows) > 1:
+            best = self.choose(trials)
+        elif self.may_choose_optimizer():
+            self.second = _again(flows[0])
+            found = self.choose_optimizer(trials[0])
         staged = self.in_stages(trials[best], index)
+        if self.second is not None and self.settled and not staged.indexed:
+            self.train_second(self.second)
+            everything.append(self.second)
         staged = staged._replace(story=found + staged.story)
         outcome = staged.outcome._replace(seconds=staged.outcome.seconds + self.seconds)
-        staged, everything = staged._replace(outcome=outcome, members=(best,)), [*flows, *fixed]
+        staged = staged._replace(outcome=outcome, members=(best,))
         # a flow with an index stands alone, so that one sees what it does
         return staged if staged.indexed or len(everything) == 1 else self.blend(everything, best, staged)
 
@@ -183,9 +199,9 @@ class _Staged:
         self.seconds = sum(outcome.seconds for k, outcome in enumerate(outcomes) if k != best)
         return best
 
-    def may_choose_optimizer(self, flows: Sequence[Flow]) -> bool:
+    def may_choose_optimizer(self) -> bool:
         enough = OPTIMIZER_TRIAL * self.settings.steps >= LEAST_TRIAL and len(self.rows[1]) > 1
-        return self.settings.optimizer == "auto" and len(flows) == 1 and enough
+        return self.settings.optimizer == "auto" and enough
 
     def choose_optimizer(self, trial: _Trial) -> str:
         """Train a flow with each optimiser for a short time, and choose how to go on, in words."""
@@ -207,6 +223,13 @@ class _Staged:
         wins = outcomes[1].validation > outcomes[0].validation - CATCHES_UP
         return {"muon_wins": float(wins), "seconds_of_other": outcomes[not wins].seconds}
 
+    def train_second(self, flow: Flow) -> None:
+        """Train a flow with the optimiser that the first one was not trained with."""
+        other = OPTIMIZERS[self.settings.optimizer == OPTIMIZERS[0]]
+        self.settings = self.whole.model_copy(update={"optimizer": other})
+        self.shorten(SECOND)
+        self.seconds += self.train(flow, self.checkpoints("second"), 1.0, "second").seconds
+
     def in_stages(self, trial: _Trial, index: IndexSettings) -> Staged:
         """Train one flow to the end, and an index with it where that may pay."""
         staged, flow = self.with_or_without(trial, index), trial.flow
@@ -222,10 +245,14 @@ class _Staged:
         if learning > STILL_LEARNING or len(self.rows[1]) < 2:  # one row cannot tell a gain from chance
             outcome = self.train(flow, runs[0], 1.0)
             return Staged(flow, outcome, False, None, _still_learning(learning))
+        self.whole = self.settings
         self.leave_out_the_loser()
         flows = flow, self.join(flow, index, *runs)
         worth = IndexWorth(**self.kept("race.json", lambda: self.race(flows, runs)._asdict()))
         wins = _is_ahead(*worth, LEAST_NATS)
+        if self.second is not None and not wins:
+            self.settled = True
+            self.shorten((self.shares.plain + self.shares.race + FINISH) / sum(self.shares))
         outcome = self.train(flows[wins], runs[wins], 1.0, STAGES[wins])
         return Staged(flows[wins], outcome, wins, worth, _story(wins, worth))
 
@@ -310,7 +337,7 @@ class _Staged:
         )
 
     def checkpoints(self, name: str) -> Checkpoints:
-        return _Memory() if self.folder is None else Checkpoints(self.folder / name)
+        return InMemory() if self.folder is None else Checkpoints(self.folder / name)
 
     def worth(self, plain: Flow, indexed: Flow) -> IndexWorth:
         """What the index adds in validation, with the rows that scores are taken from."""
@@ -333,36 +360,14 @@ class _Trial:
         self.start = Start(flow, stages.rows[1], stages.settings, stages.processes)
 
 
-class _Memory(Checkpoints):
-    """Checkpoints that need not outlive the process."""
-
-    def __init__(self) -> None:
-        self.last: tuple[dict[str, Tensor], dict[str, Any]] | None = None
-
-    def save(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        copies = {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
-        self.last = copies, dict(facts)
-
-    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        return self.last
+def _again(flow: Flow) -> Flow:
+    """A copy of a flow that has its first layers in common with it, where these are fixed."""
+    fixed = itertools.takewhile(_is_fixed, flow.layers)
+    return copy.deepcopy(flow, {id(layer): layer for layer in fixed})
 
 
-class Start:
-    """The weights before training, and how good they are: they may be better than what follows."""
-
-    def __init__(
-        self, flow: Flow, validation: Rows, settings: TrainingSettings, processes: Processes
-    ) -> None:
-        rows = validation[: settings.validation_points].on(flow)
-        self.state = copy.deepcopy(flow.state_dict())
-        self.score = validation_score(flow.eval(), rows, settings, processes)
-
-    def better_of(self, flow: Flow, score: float) -> float:
-        """The better of two scores, that of the start and another; the flow's weights go with it."""
-        if score >= self.score:
-            return score
-        flow.load_state_dict(self.state)
-        return self.score
+def _is_fixed(layer: Layer) -> bool:
+    return not layer.starts_from_data and next(layer.parameters(), None) is None
 
 
 def _is_ahead(nats: float, std_error: float, least: float) -> bool:
