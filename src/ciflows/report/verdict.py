@@ -194,7 +194,8 @@ def _index(entry: Entry, entries: Sequence[Entry]) -> list[Finding]:
     words = index_words(named.get(pair[1], entry), entries)
     if worth or {*pair} <= {*named}:
         return [Finding(True, words)]
-    command = entry.command("compare", *pair)
+    alike = ["--set staged=false"] if entry.dataset.schema else []  # or other things would differ too
+    command = entry.command("compare", *pair, *alike)
     return [Finding(True, words, "", "See what an index is worth here:", command)]
 
 
