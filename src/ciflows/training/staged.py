@@ -18,9 +18,8 @@ time, and the best has the rest of it. The result is a mixture of all, where tha
 
 Nor is one optimiser: with Muon most tables end higher, some by more than a nat, and a few lower. One
 sees early on which these are. So with `optimizer="auto"` a flow that is alone is tried with both, and
-goes on with Muon unless Adam is far ahead. Where that flow settles early, so that more time brings it
-nothing, and an index does not either, the rest of the time is for another one from the same start, with
-the other optimiser; the result is a mixture of the two, where that is ahead.
+goes on with Muon unless Adam is far ahead. Where it settles early and an index does not help, the rest
+of the time is for another one from the same start with the other optimiser; they are mixed if that pays.
 """
 
 from __future__ import annotations
@@ -62,6 +61,7 @@ OPTIMIZERS = "adam", "muon"
 OPTIMIZER_TRIAL = 0.05  # of all steps or minutes, for each optimiser; 0.03 is too early to tell
 CATCHES_UP = 0.3  # nats that Muon may be behind Adam then: it gains more later on
 FINISH, SECOND = 0.1, 0.3  # of all steps or minutes: a settled flow's last ones, and a second flow
+IN_VAIN = "A second flow, with the other optimiser, did not help either."
 LEAST_TRIAL = 10  # steps: fewer do not tell flows apart
 LEAST_SHARE = 0.02  # of a flow in the mixture at the end
 
@@ -178,14 +178,17 @@ class _Staged:
             self.second = _again(flows[0])
             found = self.choose_optimizer(trials[0])
         staged = self.in_stages(trials[best], index)
-        if self.second is not None and self.settled and not staged.indexed:
+        if self.second is not None and self.settled:
             self.train_second(self.second)
             everything.append(self.second)
         staged = staged._replace(story=found + staged.story)
         outcome = staged.outcome._replace(seconds=staged.outcome.seconds + self.seconds)
         staged = staged._replace(outcome=outcome, members=(best,))
-        # a flow with an index stands alone, so that one sees what it does
-        return staged if staged.indexed or len(everything) == 1 else self.blend(everything, best, staged)
+        if staged.indexed or len(everything) == 1:
+            return staged  # a flow with an index stands alone, so that one sees what it does
+        mixed = self.blend(everything, best, staged)
+        in_vain = self.settled and len(mixed.members) == 1
+        return mixed._replace(story=f"{mixed.story} {IN_VAIN}") if in_vain else mixed
 
     def choose(self, trials: Sequence[_Trial]) -> int:
         """Train each flow for a short time; the number of the best, which has the rest of it."""
