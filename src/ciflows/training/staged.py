@@ -214,7 +214,7 @@ class _Staged:
         trial.run, self.seconds = runs[muon], found["seconds_of_other"]
         self.settings = self.settings.model_copy(update={"optimizer": OPTIMIZERS[muon]})
         self.shorten(1 - OPTIMIZER_TRIAL)
-        return "Muon made all steps: Adam was not far ahead early on. " if muon else ""
+        return "Trained with Muon: Adam was not far ahead early on. " if muon else ""
 
     def try_optimizers(self, flow: Flow, runs: Sequence[Checkpoints]) -> dict[str, float]:
         """Whether to go on with Muon, and the seconds that the other one took."""
