@@ -103,6 +103,12 @@ def test_every_parameter_learns(name: str) -> None:
     assert not without
 
 
+def test_noise_is_learned_for_images_of_odd_sizes_too() -> None:
+    flow = build_model("resflow-image", shape=(1, 5, 7), scales=1, dequantise="variational")
+    images = torch.randint(256, (4, 1, 5, 7)).float()
+    assert flow.eval().log_prob(images, 2).isfinite().all()
+
+
 @pytest.mark.parametrize("name", [name for name in IMAGES if name.startswith("cif-")])
 def test_an_index_learns_from_the_first_step(name: str) -> None:
     """All of p(u|z), q(u|x), s and t: with all of them at 0 nothing would tie u to x."""

@@ -172,7 +172,8 @@ class _Training:
     def in_stages(self, flow: Flow, monitor: Monitor) -> tuple[Flow, Outcome, dict[str, Any]]:
         """Train the flow without an index, add the index and keep it if it pays; what was found then."""
         others = self.others(flow)
-        variants = [variant_of(self.config, flow), *others]  # a second flow is like the first
+        own = variant_of(self.config, flow)
+        variants = [own, *(others or [own])]  # a second flow is like the first
         staged = fit_staged(
             flow,
             self.dataset.rows("train"),
@@ -192,8 +193,7 @@ class _Training:
         worth = None if staged.worth is None else staged.worth._asdict()
         facts: dict[str, Any] = {"indexed": staged.indexed, "index_worth": worth, "story": staged.story}
         if others or len(staged.members) > 1:
-            members = [variants[place if others else 0] for place in staged.members]
-            facts["members"] = [member._asdict() for member in members]
+            facts["members"] = [variants[place]._asdict() for place in staged.members]
         return staged.flow, staged.outcome, facts
 
     def others(self, flow: Flow) -> dict[Variant, Flow]:
